@@ -1,0 +1,311 @@
+"""The ledger: what each rank did, when, and which bytes were alive meanwhile. Pictures, tests and reports read nothing else.
+
+Three kinds of row, all plain values that survive a round trip through JSON:
+
+* `Event`: something that took time (a collective, a unit's forward, a checkpoint write), on one *lane* of one rank.
+* `Allocation`: bytes that were alive from one moment to another, in FSDPMemTracker's vocabulary.
+* `Shard`: which rows of which parameter a rank holds, padding included.
+
+The engine keeps the books of live allocations and shards all the time (one dictionary entry a unit, no clock), so a recording
+that starts late still knows what was already there. Events are only made while a recording is on. This module must never start
+a collective, import the engine, or keep a tensor alive.
+
+    with record() as ledger:
+        step()
+    everyone = ledger.gather()        # the same call on every rank; see fsdp_ref.collectives.gather_ledgers
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from . import clock
+from .errors import FsdpRefError
+
+
+class Lane(enum.StrEnum):
+    """Where an event is drawn. Events of one lane of one rank do not overlap, except collectives in flight together."""
+
+    COMPUTE = "compute"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_REDUCE = "all-reduce"
+    OTHER = "other collective"
+    WAIT = "wait"
+    OPTIMIZER = "optimizer"
+    CHECKPOINT = "checkpoint"
+
+
+class Category(enum.StrEnum):
+    """What a piece of memory is for (the words of torch's FSDPMemTracker). Members stand in stacking order, bottom first."""
+
+    SHARDED_PARAM = "sharded parameter"
+    OPTIMIZER = "optimizer state"
+    SHARDED_GRAD = "sharded gradient"
+    UNSHARDED_PARAM = "unsharded parameter"
+    UNSHARDED_GRAD = "unsharded gradient"
+    ALL_GATHER = "all-gather buffer"
+    REDUCE_SCATTER = "reduce-scatter buffer"
+
+
+@dataclass(slots=True)
+class Event:
+    """One thing that took time on one rank.
+
+    `bytes` is the whole message (the gathered tensor, the tensor before scattering); `wire_bytes` is what this rank sends with a
+    ring. `sequence` counts the collectives of one group, so the same number on two ranks is the same collective. `group_size`
+    is 1 for what is no collective. Times are seconds on the machine's monotonic clock.
+    """
+
+    rank: int
+    lane: str
+    name: str
+    unit: str
+    phase: str
+    start: float
+    end: float
+    bytes: int = 0
+    group_size: int = 1
+    sequence: int = -1
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+    @property
+    def wire_bytes(self) -> float:
+        """Bytes this rank sends in a ring: (n-1)/n of the message, twice that for an all-reduce (= reduce-scatter + all-gather)."""
+        rounds = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}.get(self.name, 0)
+        return rounds * self.bytes * (self.group_size - 1) / self.group_size
+
+
+@dataclass(slots=True)
+class Allocation:
+    """Bytes that were alive from `start` to `end` (None: still alive when the recording ended)."""
+
+    rank: int
+    category: str
+    unit: str
+    bytes: int
+    start: float
+    end: float | None = None
+
+
+@dataclass(slots=True)
+class Shard:
+    """The rows of one parameter that one rank holds: `rows` real ones from row `offset`, padded to `padded_rows`.
+
+    A replicated parameter has offset 0 and all rows on every rank. A scalar counts as one row.
+    """
+
+    rank: int
+    unit: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    offset: int
+    rows: int
+    padded_rows: int
+
+
+@dataclass
+class Ledger:
+    """All rows of one rank, or (after a merge) of all ranks. `meta` holds facts about the run: backend, world size, placements."""
+
+    events: list[Event] = field(default_factory=list)
+    allocations: list[Allocation] = field(default_factory=list)
+    shards: list[Shard] = field(default_factory=list)
+    start: float = 0.0
+    end: float = 0.0
+    meta: dict = field(default_factory=dict)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have a row here, in order."""
+        return sorted({row.rank for rows in (self.events, self.allocations, self.shards) for row in rows})
+
+    def of_rank(self, rank: int) -> Ledger:
+        """The rows of one rank alone."""
+        pick = lambda rows: [row for row in rows if row.rank == rank]  # noqa: E731
+        return replace(self, events=pick(self.events), allocations=pick(self.allocations), shards=pick(self.shards))
+
+    def window(self, name: str) -> Ledger:
+        """What happened inside the spans that `mark(name)` made (one a rank): events inside, allocations alive meanwhile."""
+        spans = {event.rank: event for event in self.events if event.phase == "mark" and event.name == name}
+        if not spans:
+            known = sorted({event.name for event in self.events if event.phase == "mark"})
+            raise FsdpRefError(f"nothing was marked {name!r} in this recording; the marks are {known or 'none'}")
+        start, end = min(span.start for span in spans.values()), max(span.end for span in spans.values())
+        inside = [event for event in self.events if event.start >= start and event.end <= end and event.phase != "mark"]
+        alive = [a for a in self.allocations if a.start < end and (a.end is None or a.end > start)]
+        return replace(self, events=inside, allocations=alive, start=start, end=end)
+
+    def peak_bytes(self, rank: int) -> int:
+        """The most bytes that were alive at one moment on `rank`."""
+        edges: list[tuple[float, int, int]] = []
+        for row in self.allocations:
+            if row.rank == rank:
+                edges.append((row.start, 1, row.bytes))
+                edges.append((float("inf") if row.end is None else row.end, 0, -row.bytes))   # frees sort before allocations
+        alive = peak = 0
+        for _, _, change in sorted(edges):
+            alive += change
+            peak = max(peak, alive)
+        return peak
+
+    @staticmethod
+    def merge(ledgers: list[Ledger]) -> Ledger:
+        """One ledger with the rows of all, on one clock that starts at 0 with the earliest recording."""
+        zero = min(ledger.start for ledger in ledgers)
+        merged = Ledger(meta=dict(ledgers[0].meta), end=max(ledger.end for ledger in ledgers) - zero)
+        for ledger in ledgers:
+            merged.events += [replace(e, start=e.start - zero, end=e.end - zero) for e in ledger.events]
+            merged.allocations += [replace(a, start=a.start - zero, end=None if a.end is None else a.end - zero) for a in ledger.allocations]
+            merged.shards += ledger.shards
+        merged.events.sort(key=lambda event: (event.start, event.rank))
+        return merged
+
+    def to_json(self) -> dict:
+        """Plain lists and numbers, for `json.dump`."""
+        rows = {kind: [asdict(row) for row in getattr(self, kind)] for kind in ("events", "allocations", "shards")}
+        return {"format": "fsdp_ref ledger 1", "start": self.start, "end": self.end, "meta": self.meta, **rows}
+
+    @staticmethod
+    def from_json(data: dict) -> Ledger:
+        """The inverse of `to_json`. Raises FsdpRefError when `data` is something else."""
+        if not isinstance(data, dict) or data.get("format") != "fsdp_ref ledger 1":
+            raise FsdpRefError("this is not a ledger of fsdp_ref (format 1); record one with fsdp-ref train --ledger")
+        try:
+            shards = [Shard(**{**row, "shape": tuple(row["shape"])}) for row in data["shards"]]
+            return Ledger([Event(**row) for row in data["events"]], [Allocation(**row) for row in data["allocations"]], shards,
+                          float(data["start"]), float(data["end"]), dict(data["meta"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise FsdpRefError(f"the ledger has a row that cannot be read ({error}); record it again") from error
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write one JSON file; returns its path."""
+        path = Path(path)
+        path.write_text(json.dumps(self.to_json()), encoding="utf-8")
+        return path
+
+    @staticmethod
+    def load(path: str | os.PathLike) -> Ledger:
+        """Read what `save` wrote. Raises FsdpRefError naming the file when it is missing or no ledger."""
+        try:
+            return Ledger.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise FsdpRefError(f"cannot read the ledger {path} ({error}); give the ledger.json of a run") from error
+
+
+# -- the books of one process -------------------------------------------------------------------------------------------------
+
+_tokens = itertools.count(1)
+_alive: dict[int, Allocation] = {}
+_shards: dict[int, list[Shard]] = {}
+_active: Ledger | None = None
+_rank = 0
+
+
+def now() -> float:
+    """Seconds on the monotonic clock, which all processes of a machine share (Linux and macOS)."""
+    return time.perf_counter()
+
+
+def active() -> bool:
+    """True while a recording is on."""
+    return _active is not None
+
+
+def set_rank(rank: int) -> None:
+    """Tell the books which rank this process is (done once, when the process group starts)."""
+    global _rank
+    _rank = rank
+
+
+def allocate(category: Category, unit: str, nbytes: int) -> int:
+    """Enter `nbytes` into the books; returns the token that `free` takes. Costs one dictionary entry when nothing records."""
+    token = next(_tokens)
+    row = _alive[token] = Allocation(_rank, category, unit, nbytes, now() if _active else 0.0)
+    if _active is not None and nbytes:
+        _active.allocations.append(row)
+    return token
+
+
+def free(token: int) -> None:
+    """Strike an allocation off the books. An unknown token is ignored (it was freed before)."""
+    row = _alive.pop(token, None)
+    if row is not None and _active is not None:
+        row.end = now()
+
+
+def hold_shards(rows: list[Shard]) -> int:
+    """Enter the shards a unit holds; returns a token for `release_shards`."""
+    token = next(_tokens)
+    _shards[token] = rows
+    if _active is not None:
+        _active.shards += rows
+    return token
+
+
+def release_shards(token: int) -> None:
+    """Strike a unit's shards off the books (the unit is gone or was cut anew)."""
+    _shards.pop(token, None)
+
+
+def live_bytes(category: Category | None = None) -> int:
+    """Bytes on the books now, of one category or of all."""
+    return sum(row.bytes for row in _alive.values() if category is None or row.category == category)
+
+
+def add_event(lane: Lane, name: str, unit: str, phase: str, start: float, end: float, nbytes: int = 0,
+              group_size: int = 1, sequence: int = -1) -> None:
+    """Write one event, if a recording is on."""
+    if _active is not None:
+        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence))
+
+
+@contextlib.contextmanager
+def span(lane: Lane, name: str, unit: str = "", phase: str = "", nbytes: int = 0) -> Iterator[None]:
+    """Record the time a block takes."""
+    start = now()
+    try:
+        yield
+    finally:
+        add_event(lane, name, unit, phase, start, now(), nbytes)
+
+
+def mark(name: str) -> contextlib.AbstractContextManager[None]:
+    """Name a stretch of the recording (`with mark("step 3"): ...`) so that `Ledger.window(name)` can cut it out."""
+    return span(Lane.COMPUTE, name, phase="mark")
+
+
+@contextlib.contextmanager
+def record(**meta) -> Iterator[Ledger]:
+    """Record this rank's events and allocations; yields the ledger, which is complete when the block ends.
+
+    Keyword arguments go to `ledger.meta`. Recordings do not nest.
+    """
+    global _active
+    if _active is not None:
+        raise FsdpRefError("a recording is already on in this process; end it before you start another")
+    begin = now()
+    for row in _alive.values():
+        row.start, row.end = begin, None
+    _active = ledger = Ledger(allocations=[row for row in _alive.values() if row.bytes], start=begin, meta=dict(meta))
+    ledger.shards = [shard for rows in _shards.values() for shard in rows]
+    try:
+        yield ledger
+    finally:
+        _active = None
+        for event in ledger.events:
+            event.start, event.end = clock.resolve(event.start), clock.resolve(event.end)
+        ledger.end = now()
+        ledger.allocations = [replace(row) for row in ledger.allocations]      # later frees must not edit a finished ledger

@@ -1,0 +1,231 @@
+"""Bringing the ranks together: backend, store, interface, time limit; and finding out who is missing when it goes wrong.
+
+The same call serves a script under torchrun, a rank behind a notebook, a test and a plain `python script.py` (a world of one).
+No fixed port is ever used: ranks of one machine meet in a file, ranks under torchrun use the store that torchrun brings.
+This module must never leave a wait without a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+
+from . import ledger
+from .errors import ConfigError, RankError, WorldError
+
+TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
+GRACE = 3.0             # seconds a failed rank waits for the others to say that they failed too
+
+
+@dataclass
+class World:
+    """What `start` brought up. `device` is where tensors belong: `cuda:<local rank>` with NCCL, `cpu` with gloo."""
+
+    rank: int
+    size: int
+    device: torch.device
+    backend: str
+    store: dist.Store
+    timeout: float
+
+
+_world: World | None = None
+
+
+def current() -> World | None:
+    """The world `start` brought up in this process, or None."""
+    return _world
+
+
+def loopback_interface() -> str | None:
+    """Name of the loopback interface (`lo` on Linux, `lo0` on macOS); None when the machine has neither."""
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), None)
+
+
+def choose_backend(local_size: int, device: str = "auto") -> str:
+    """`nccl` when this machine has a GPU for each of its `local_size` ranks, else `gloo`.
+
+    NCCL refuses two ranks on one GPU (NVIDIA/nccl#418), so a machine with fewer GPUs than ranks computes on the CPU.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not known; choose auto, cpu or cuda")
+    gpus = torch.cuda.device_count() if device != "cpu" else 0
+    if device == "cuda" and gpus < local_size:
+        raise ConfigError(f"device cuda needs a GPU for each of the {local_size} ranks and this machine has {gpus}; "
+                          "start fewer ranks or use --device cpu")
+    return "nccl" if gpus >= local_size else "gloo"
+
+
+def start(rank: int | None = None, size: int | None = None, *, store: str | os.PathLike | None = None,
+          timeout: float = TIMEOUT, device: str = "auto") -> World:
+    """Join the world and return it; every rank must call this.
+
+    With `rank`, `size` and `store` (a path that no file stands at yet, the same on every rank), ranks of one machine meet in
+    that file. Without them the variables of torchrun are read; without those the process is a world of one.
+
+    Raises:
+        WorldError: a rank did not arrive within `timeout` seconds; the message names the ones that did not.
+    """
+    global _world
+    if _world is not None:
+        raise WorldError("this process has joined a world already; call stop() before start()")
+    under_torchrun = rank is None and "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if under_torchrun:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size or 1)) if under_torchrun else (size or 1)
+    rank, size = rank or 0, size or 1
+    if not 0 <= rank < size:
+        raise WorldError(f"rank {rank} does not fit a world of {size}; ranks count from 0 to {size - 1}")
+    backend = choose_backend(local_size, device)
+    if local_size == size and (interface := loopback_interface()):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)      # a bogus host name or a VPN must not matter on one machine
+    home = torch.device("cuda", rank % max(local_size, 1)) if backend == "nccl" else torch.device("cpu")
+    if backend == "nccl":
+        torch.cuda.set_device(home)
+    meeting = _meet(rank, size, store, under_torchrun, timeout)
+    try:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=meeting, rank=rank, world_size=size,
+                                timeout=timedelta(seconds=timeout))
+    except Exception as error:
+        raise WorldError(f"rank {rank} could not join the process group ({_first_line(error)}); "
+                         "run fsdp-ref doctor to see what this machine lacks") from error
+    _world = World(rank, size, home, backend, meeting, timeout)
+    ledger.set_rank(rank)
+    return _world
+
+
+def stop() -> None:
+    """Leave the world. Safe to call twice, and after a failure."""
+    global _world
+    _world = None
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool, timeout: float) -> dist.Store:
+    """Open the store and wait until every rank has written its name there."""
+    limit = timedelta(seconds=timeout)
+    if path is not None:
+        store: dist.Store = dist.FileStore(str(Path(path)), size)
+    elif under_torchrun:
+        try:
+            store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
+        except Exception as error:
+            raise WorldError(f"rank {rank} cannot reach the store at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
+                             f"({_first_line(error)}); is the port taken or blocked? torchrun --standalone picks a free one") from error
+        store = dist.PrefixStore(f"fsdp_ref/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    elif size == 1:
+        store = dist.HashStore()
+    else:
+        raise WorldError(f"{size} ranks need a place to meet; give store=PATH or start them with torchrun")
+    store.set_timeout(limit)
+    store.set(f"rank/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+    deadline = time.monotonic() + timeout
+    waiting = set(range(size))
+    while waiting:
+        waiting = {other for other in waiting if not store.check([f"rank/{other}"])}
+        if waiting and time.monotonic() > deadline:
+            raise WorldError(f"{_name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
+                             f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
+        if waiting:
+            time.sleep(0.02)
+    return store
+
+
+# -- who is missing? ----------------------------------------------------------------------------------------------------------
+
+
+def explain_failure(error: BaseException, what: str, sequence: int) -> RankError:
+    """Turn a failed collective into one sentence that names the rank at fault, by asking the store who else failed.
+
+    Every rank whose collective fails writes what it was doing. A rank that wrote nothing within a short grace either died (its
+    process is gone) or is somewhere else (it never came to this collective).
+    """
+    world = _world
+    if world is None:
+        return RankError(f"{what} failed: {_first_line(error)}")
+    here = f"{what} (collective number {sequence} of rank {world.rank})"
+    try:
+        world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
+        silent = _await_reports(world)
+        dead = sorted(rank for rank in silent if not _is_alive(world, rank))
+        others = _reports(world, set(range(world.size)) - silent - {world.rank})
+    except Exception:                                     # the store died with the rank that held it
+        return RankError(f"{here} failed and the ranks can no longer be asked why ({_first_line(error)}); look for the first error above")
+    if dead:
+        return RankError(f"{_name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
+    if silent:
+        return RankError(f"{_name_ranks(silent)} never arrived at {here} within {world.timeout:g} s; every rank must call the same "
+                         "collectives in the same order")
+    astray = {rank: report["what"] for rank, report in others.items() if report["what"] != what}
+    if astray:
+        told = ", ".join(f"rank {rank} was in {elsewhere}" for rank, elsewhere in sorted(astray.items()))
+        return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the same order")
+    return RankError(f"{here} failed on every rank: {_first_line(error)}")
+
+
+def _await_reports(world: World) -> set[int]:
+    """Ranks that have not reported a failure when the grace is over."""
+    silent = set(range(world.size)) - {world.rank}
+    deadline = time.monotonic() + GRACE
+    while silent and time.monotonic() < deadline:
+        silent = {rank for rank in silent if not world.store.check([f"fault/{rank}"])}
+        if silent and all(not _is_alive(world, rank) for rank in silent):
+            break
+        time.sleep(0.05)
+    return silent
+
+
+def _reports(world: World, ranks: set[int]) -> dict[int, dict]:
+    return {rank: json.loads(world.store.get(f"fault/{rank}")) for rank in ranks}
+
+
+def _is_alive(world: World, rank: int) -> bool:
+    """False when the rank's process on this machine is gone or a zombie. A rank on another machine counts as alive."""
+    try:
+        card = json.loads(world.store.get(f"rank/{rank}"))
+        return card["host"] != socket.gethostname() or psutil.Process(card["pid"]).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _name_ranks(ranks: set[int] | list[int]) -> str:
+    names = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# -- ranks never outlive their parent -----------------------------------------------------------------------------------------
+
+
+def die_with_parent(parent: int | None = None, poll: float = 0.5) -> None:
+    """Start a thread that ends this process, at once and whatever it is doing, when `parent` (default: the process that started
+    this one) is gone. Polling works on Linux and macOS, and also where signals are ignored."""
+    watched = psutil.Process(os.getppid() if parent is None else parent)
+
+    def watch() -> None:
+        while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(poll)
+        os._exit(1)
+
+    def safely() -> None:
+        try:
+            watch()
+        except psutil.NoSuchProcess:
+            os._exit(1)
+
+    threading.Thread(target=safely, name="die-with-parent", daemon=True).start()
