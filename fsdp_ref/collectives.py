@@ -107,6 +107,12 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
                   tensor, (tensor,), group, label, stream)
 
 
+def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, source: int = 0) -> None:
+    """Everyone's `tensor` becomes that of rank `source` of the group; returns when it has."""
+    _issue(Lane.OTHER, lambda: dist.broadcast(tensor, group_src=source, group=group, async_op=True),
+           tensor, (tensor,), group, label, None).wait()
+
+
 def gather_json(value: object, group: dist.ProcessGroup | None = None, label: Label = Label(phase="control")) -> list:
     """Every rank's `value` (anything `json.dumps` takes), in rank order, on every rank. For small facts: votes, digests, ledgers."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
@@ -198,5 +204,5 @@ def _record(facts: tuple, begin, end) -> None:
     ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence)
 
 
-__all__ = ["Label", "Pending", "RankError", "all_gather", "all_reduce", "barrier", "control_device", "gather_json", "gather_ledgers",
+__all__ = ["Label", "Pending", "RankError", "all_gather", "all_reduce", "barrier", "broadcast", "control_device", "gather_json", "gather_ledgers",
            "reduce_scatter", "reset_sequence"]

@@ -219,6 +219,11 @@ def now() -> float:
     return time.perf_counter()
 
 
+def rank() -> int:
+    """The rank this process writes into its rows."""
+    return _rank
+
+
 def active() -> bool:
     """True while a recording is on."""
     return _active is not None
