@@ -79,8 +79,8 @@ class UnitHooks:
             return self._cast_inputs(args, kwargs)
         first_of_unit = self.phase is not Phase.FORWARD
         if first_of_unit:
-            self.phase = Phase.FORWARD
             self._lazy_init()
+            self.phase = Phase.FORWARD
             if self.schedule.forward_root is None:
                 self.schedule.begin_forward(self)
                 args, kwargs = map_tensors(lambda t: t.to(unit.device), (args, kwargs))
@@ -131,10 +131,10 @@ class UnitHooks:
             if hooks is not self and hooks.schedule is not None:
                 raise RuntimeError(f"FSDP state has already been lazily initialized for {hooks.unit.name}\n"
                                    "FSDP requires running forward through the root module first")
+        schedule = Schedule(self, list(units_below(self)))
         self.is_root = True
         if self.auto_reshard:
             self.unit.reshard_after_forward = False             # backward would gather the root again at once
-        schedule = Schedule(self, list(units_below(self)))
         for hooks in schedule.all:
             hooks.schedule = schedule
 
