@@ -19,7 +19,6 @@ import torch.distributed as dist
 
 from . import ledger, world
 from .clock import stamp
-from .errors import RankError
 from .ledger import Lane
 
 # torch 2.13 renamed all_gather_into_tensor; the old name warns there and the new one is missing before.
@@ -145,7 +144,9 @@ def gather_ledgers(mine: ledger.Ledger, group: dist.ProcessGroup | None = None) 
 
 def control_device(group: dist.ProcessGroup) -> torch.device:
     """Where small tensors must live for this group: the CPU where it has a CPU backend, else the current GPU."""
-    return torch.device("cpu") if any(d.type == "cpu" for d in group._device_types) else torch.device("cuda", torch.cuda.current_device())
+    if any(device.type == "cpu" for device in group._device_types):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def reset_sequence() -> None:
@@ -172,7 +173,8 @@ def _issue(lane: Lane, call: Callable[[], dist.Work], message: torch.Tensor, kee
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
-    facts = (lane, str(lane), label.unit, label.phase, message.numel() * message.element_size(), dist.get_world_size(group), sequence)
+    nbytes = message.numel() * message.element_size()
+    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
     try:
         if message.is_cuda:
             return _issue_cuda(call, what, sequence, label, keep, stream, facts)
@@ -202,7 +204,3 @@ def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: 
 def _record(facts: tuple, begin, end) -> None:
     lane, name, unit, phase, nbytes, size, sequence = facts
     ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence)
-
-
-__all__ = ["Label", "Pending", "RankError", "all_gather", "all_reduce", "barrier", "broadcast", "control_device", "gather_json", "gather_ledgers",
-           "reduce_scatter", "reset_sequence"]

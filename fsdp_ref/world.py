@@ -171,7 +171,8 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
     astray = {rank: report["what"] for rank, report in others.items() if report["what"] != what}
     if astray:
         told = ", ".join(f"rank {rank} was in {elsewhere}" for rank, elsewhere in sorted(astray.items()))
-        return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the same order")
+        return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the "
+                         "same order")
     return RankError(f"{here} failed on every rank: {_first_line(error)}")
 
 

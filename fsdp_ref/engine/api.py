@@ -22,10 +22,10 @@ from .. import collectives, world
 from ..collectives import Label
 from ..errors import ConfigError, WorldError
 from ..placements import ZERO3, Placement, Placements
-from . import ownership, optimizers, wrap
+from . import optimizers, ownership, wrap
+from .hooks import UnitHooks, hooks_of
 from .param import ShardedParam
 from .policies import MixedPrecisionPolicy, OffloadPolicy
-from .hooks import UnitHooks, hooks_of
 from .unit import Unit
 
 
@@ -75,7 +75,8 @@ def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | N
     if type(offload_policy) is not OffloadPolicy:
         raise ConfigError("this engine keeps shards on the device that computes; leave offload_policy out")
     if placements.parameter is Placement.REPLICATE and mp_policy.param_dtype is not None:
-        raise ConfigError(f"{placements.name} computes with the weights the optimizer updates, so they cannot be cast; use ZERO3 or torch.autocast")
+        raise ConfigError(f"{placements.name} computes with the weights the optimizer updates, so they cannot be cast; "
+                          "use ZERO3 or torch.autocast")
     mesh = mesh or _default_mesh()
     _validate_mesh(mesh)
     _start_equal(model, mesh)

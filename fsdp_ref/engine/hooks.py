@@ -10,16 +10,16 @@ Four places call into this file, in the order of a step:
 1. a module's forward pre-hook  -> `pre_forward`: unshard, and put a marker on the inputs that need a gradient;
 2. its forward hook             -> `post_forward`: free, remember the order, and put a hook on the outputs that need a gradient;
 3. the gradient of an output    -> `pre_backward`: unshard, prefetch the unit that ran before this one;
-4. the marker on the inputs     -> `post_backward`: their gradients exist, so all gradients of the unit's own parameters do; free and reduce.
+4. the marker on the inputs     -> `post_backward`: their gradients exist, so those of the unit's own parameters do; free, reduce.
 
-[Note: when the inputs need no gradient] The first layer's inputs are token numbers: nothing there needs a gradient, so its marker never fires
-(the root's neither). A callback at the end of backward does what is left. So `post_backward` may come from either side.
+[Note: when the inputs need no gradient] The first layer's inputs are token numbers: nothing there needs a gradient, so its marker
+never fires (the root's neither). A callback at the end of backward does what is left. So `post_backward` may come from either side.
 
 [Note: order with multiplicity] A unit that runs twice stands twice in the order. Backward meets the uses last first; each takes its own
 place from the unit's list and prefetches the unit that stood before *that* use.
 
-[Note: recompute] Activation checkpointing runs forward again inside backward. A unit in its backward phase then only makes sure that its weights are there;
-freeing them is still the business of `post_backward`.
+[Note: recompute] Activation checkpointing runs forward again inside backward. A unit in its backward phase then only makes sure that
+its weights are there; freeing them is still the business of `post_backward`.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ class UnitHooks:
     def _hook_outputs(self, output: Any) -> None:
         for tensor in _need_gradient(output):
             if tensor._base is not None:
-                warnings.warn(f"module {self.unit.name} returned a view tensor; an in-place operation on it would drop the hook that gathers its "
-                              "weights for backward. Use out-of-place operations on it, or return a .clone()", UserWarning, stacklevel=2)
+                warnings.warn(f"module {self.unit.name} returned a view tensor; an in-place operation on it would drop the hook that "
+                              "gathers its weights for backward. Use out-of-place operations, or return a .clone()", stacklevel=2)
             tensor.register_hook(self.pre_backward)
 
     # -- backward -------------------------------------------------------------------------------------------------------------

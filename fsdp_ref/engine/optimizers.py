@@ -43,8 +43,8 @@ def _before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         for group in optimizer.param_groups:
             for param in group["params"]:
                 if id(param) in _replaced and _replaced[id(param)]() is param:
-                    raise ConfigError(f"the optimizer was built before the model was sharded, so it would update a parameter of shape "
-                                      f"{tuple(param.shape)} that the model no longer uses; build {type(optimizer).__name__} after fully_shard")
+                    raise ConfigError("the optimizer was built before the model was sharded, so it would update a parameter of shape "
+                                      f"{tuple(param.shape)} that the model no longer uses; build the optimizer after fully_shard")
 
 
 def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -52,7 +52,8 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
     ledger.add_event(Lane.OPTIMIZER, type(optimizer).__name__, "optimizer", "optimizer", entry[2], ledger.now())
     if len(optimizer.state) != entry[1]:
         ledger.free(entry[0])
-        tensors = [value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
+        values = (value for state in optimizer.state.values() for value in state.values())
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
         nbytes = sum(_local(tensor).numel() * tensor.element_size() for tensor in tensors)
         entry[0], entry[1] = ledger.allocate(Category.OPTIMIZER, "optimizer", nbytes), len(optimizer.state)
         weakref.finalize(optimizer, ledger.free, entry[0])

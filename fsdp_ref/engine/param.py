@@ -59,6 +59,8 @@ class ShardedParam:
         self.sharded: nn.Parameter = param
         self.full: nn.Parameter | None = param if self.replicated else None
         if self.replicated:
+            self.first, self.rows = 0, param.shape[0] if param.ndim else 1
+            self.chunk = self.rows
             return
         if param.ndim == 0:
             raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
@@ -82,7 +84,7 @@ class ShardedParam:
         return self.sharded._local_tensor if isinstance(self.sharded, DTensor) else self.sharded
 
     def place_shard(self, home: torch.Tensor) -> None:
-        """Move this rank's rows into `home` (1-D, bytes of `numel` elements, part of the unit's flat shard) and make it the parameter's memory.
+        """Move this rank's rows into `home` (1-D, bytes of `numel` elements, part of the unit's flat shard): the parameter lives there now.
 
         `self.sharded` may be the whole parameter (first time) or a DTensor that has been given other memory (`to`, `to_empty`,
         `load_state_dict(assign=True)`).
@@ -139,8 +141,8 @@ class ShardedParam:
         if found is self.sharded or found is self.full:
             return False
         if not isinstance(found, DTensor) or found.shape != self.shape:
-            raise ValueError(f"parameter {self.name} was replaced by a {type(found).__name__} of shape {tuple(found.shape)} after fully_shard; "
-                             f"assign a DTensor of shape {tuple(self.shape)} on the same mesh (load_state_dict does)")
+            raise ValueError(f"parameter {self.name} was replaced by a {type(found).__name__} of shape {tuple(found.shape)} after "
+                             f"fully_shard; assign a DTensor of shape {tuple(self.shape)} on the same mesh (load_state_dict does)")
         self.sharded, self.dtype = found, found.dtype
         return True
 

@@ -1,8 +1,8 @@
 """One reduction of one unit's gradients: copy in, reduce, put the result where it rests.
 
-What is done follows from the row: PARTIAL -> SHARD is a reduce-scatter whose result goes to the shards' `.grad`; PARTIAL -> REPLICATE (DDP)
-is an all-reduce whose result becomes the parameters' `.grad`. The mean is over all ranks of the group, so with equal batches the result is the
-gradient of the mean loss of the global batch.
+What is done follows from the row: PARTIAL -> SHARD is a reduce-scatter whose result goes to the shards' `.grad`; PARTIAL -> REPLICATE
+(DDP) is an all-reduce whose result becomes the parameters' `.grad`. The mean is over all ranks of the group, so with equal batches the
+result is the gradient of the mean loss of the global batch.
 """
 
 from __future__ import annotations

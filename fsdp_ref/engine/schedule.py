@@ -1,7 +1,7 @@
 """What all units under one root share: the order of forwards, the reductions on their way, and the end of backward.
 
-There is one `Schedule` for the tree that a root module spans. It is made at the root's first forward, when everything has been sharded and so
-the names are known. hooks.py says when its methods are called.
+There is one `Schedule` for the tree that a root module spans. It is made at the root's first forward, when everything has been sharded
+and so the names are known. hooks.py says when its methods are called.
 """
 
 from __future__ import annotations
@@ -47,11 +47,10 @@ class Schedule:
                 module, attribute = param.slots[0]
                 path = names.get(id(module), "")
                 param.name = f"{path}.{attribute}" if path else attribute
-            if any(p.local.is_meta for p in unit.params):
-                names_of = [p.name for p in unit.params if p.local.is_meta]
-                raise RuntimeError(f"FSDP parameters should be materialized from meta device before training, but the following were still on "
-                                   f"meta device: {names_of}\nFor example, call module.to_empty(device) to materialize to device and module.reset_parameters() "
-                                   "on each module to initialize values.")
+            if empty := [p.name for p in unit.params if p.local.is_meta]:
+                raise RuntimeError("FSDP parameters should be materialized from meta device before training, but the following were still "
+                                   f"on meta device: {empty}\nFor example, call module.to_empty(device) to materialize to device and "
+                                   "module.reset_parameters() on each module to initialize values.")
             unit.enter_books()
 
     def begin_forward(self, hooks: UnitHooks) -> None:
@@ -125,6 +124,7 @@ def _refuse_split_ties(everyone: Sequence[UnitHooks]) -> None:
         for param in unit.params:
             if param.identity in owner and owner[param.identity][0] is not unit:
                 other, name = owner[param.identity]
-                raise ValueError(f"Parameter '{param.name}' of {unit.name} is shared with a parameter already managed by another FSDP group ('{name}' of "
-                                 f"{other.name}). For shared/tied parameters, use fully_shard([module_a, module_b]) to place them in the same FSDP group.")
+                raise ValueError(f"Parameter '{param.name}' of {unit.name} is shared with a parameter already managed by another FSDP "
+                                 f"group ('{name}' of {other.name}). For shared/tied parameters, use fully_shard([module_a, module_b]) "
+                                 "to place them in the same FSDP group.")
             owner[param.identity] = (unit, param.name)

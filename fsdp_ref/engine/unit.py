@@ -112,13 +112,11 @@ class Unit:
         ledger.release_shards(self._shard_token)
         self._strike("rest")
         if self.sharded:
-            rows = [ledger.Shard(ledger.rank(), self.name, p.name, tuple(p.shape), str(p.dtype).removeprefix("torch."), p.first, p.rows, p.chunk)
-                    for p in self.params]
             category, nbytes = Category.SHARDED_PARAM, self._flat.numel()
         else:
-            rows = [ledger.Shard(ledger.rank(), self.name, p.name, tuple(p.shape), str(p.dtype).removeprefix("torch."), 0,
-                                 n := (p.shape[0] if p.shape else 1), n) for p in self.params]
             category, nbytes = Category.UNSHARDED_PARAM, sum(p.full.numel() * p.full.element_size() for p in self.params)
+        rows = [ledger.Shard(ledger.rank(), self.name, p.name, tuple(p.shape), str(p.dtype).removeprefix("torch."),
+                             p.first, p.rows, p.chunk) for p in self.params]
         self._shard_token = self._books["shards"] = ledger.hold_shards(rows)
         self._enter("rest", category, nbytes)
 

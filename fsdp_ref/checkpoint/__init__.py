@@ -1,0 +1,18 @@
+"""Checkpoints: sharded safetensors with a manifest, published by one rename, loadable on any number of ranks.
+
+    save(root, step=120, model=model, optimizer=optimizer, scheduler=schedule, loader=loader)      # on every rank
+    report = load(root, model=model, optimizer=optimizer, scheduler=schedule, loader=loader)       # on every rank
+
+Reading order: layout (names and boxes), files (what touches the disk), safetensors_file, jsontext, manifest, state (what a model
+has), votes (all ranks or none), save, verify, reading, fit, load, random_state, retention. Nothing here uses pickle, writes into a
+committed directory, or changes a model before everything has been checked.
+"""
+
+from ..errors import CheckpointError
+from .describe import describe
+from .load import LoadReport, load
+from .retention import committed, latest
+from .save import save
+from .verify import verify
+
+__all__ = ["CheckpointError", "LoadReport", "committed", "describe", "latest", "load", "save", "verify"]

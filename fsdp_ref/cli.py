@@ -1,0 +1,101 @@
+"""The `fsdp-ref` command: a table of subcommands, each in its own module.
+
+A subcommand's module is imported when it runs, so that `fsdp-ref --help` answers at once. This module must never import torch.
+An error that a user can act on is one line on standard error and its exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import ConfigError, FsdpRefError
+from .train_options import Parser
+
+
+def train(argv: list[str]) -> int:
+    """Train a small GPT on several ranks."""
+    from . import train as command
+    return command.main(argv)
+
+
+def show(argv: list[str]) -> int:
+    """Draw a run: who holds what, one step's timeline, memory."""
+    p = Parser(prog="fsdp-ref show", description="Draw the recorded step of one run (or of several, side by side): who holds which rows of "
+               "which parameter, what every rank did when, which memory was alive. Each picture is a PNG with a Markdown file of its words "
+               "and numbers; report.md holds all of them.", epilog="Record a step with: fsdp-ref train --out RUN --ledger")
+    p.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="a run's folder, or a ledger.json")
+    p.add_argument("--out", required=True, metavar="DIR", type=Path, help="the folder for pictures and report (made if need be)")
+    args = p.parse_args(argv)
+    from . import report
+    print(report.write(args.runs, args.out))
+    return 0
+
+
+def checkpoint(argv: list[str]) -> int:
+    """Look into a checkpoint, or check every byte of it."""
+    p = Parser(prog="fsdp-ref checkpoint", description="Look into a checkpoint (RUN/checkpoints/step-...).")
+    actions = p.add_subparsers(dest="action", required=True, metavar="show|verify")
+    for name, text in (("show", "what is in it: step, world size, tensors, sizes"),
+                       ("verify", "read every byte and compare it with the manifest")):
+        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        action.add_argument("step", metavar="STEP_DIR", type=Path, help="a checkpoint's folder")
+    args = p.parse_args(argv)
+    from . import checkpoint as checkpoints
+    if args.action == "show":
+        from .checkpoint import describe
+        text = getattr(describe, "describe", describe)(args.step)
+        print(text)
+    else:
+        checkpoints.verify(args.step)
+        print(f"{args.step} is whole: every file has the size and the digest that its manifest states")
+    return 0
+
+
+def bench(argv: list[str]) -> int:
+    """Compare with torch's own, side by side."""
+    p = Parser(prog="fsdp-ref bench", description="Side-by-side benchmarks.", add_help=not argv or argv[0] in ("-h", "--help"))
+    p.add_argument("what", choices=("engine",), metavar="engine", help="this engine beside torch.distributed.fsdp.fully_shard")
+    p.parse_args(argv[:1])
+    from .bench import engine
+    return engine.main(argv[1:])
+
+
+def doctor(argv: list[str]) -> int:
+    """Say what this machine can run, and what is wrong with it."""
+    from . import doctor as command
+    return command.main(argv)
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "show": show, "checkpoint": checkpoint, "bench": bench, "doctor": doctor}
+
+
+def overview() -> Parser:
+    """The parser of `fsdp-ref` itself; it knows the subcommands' names and nothing of their options."""
+    p = Parser(prog="fsdp-ref", description="Fully Sharded Data Parallel and the ZeRO stages: readable, measured and visible.",
+               epilog="fsdp-ref COMMAND --help tells more. A first run: fsdp-ref train --ledger --out runs/first, "
+                      "then fsdp-ref show runs/first --out pictures")
+    commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, function in COMMANDS.items():
+        commands.add_parser(name, help=function.__doc__.rstrip("."), add_help=False)
+    return p
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run `fsdp-ref`; returns the exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        if sys.platform == "win32":
+            raise ConfigError("fsdp_ref does not run on Windows itself; use WSL2 (wsl --install) and start it there")
+        args = overview().parse_args(argv[:1])
+        return COMMANDS[args.command](argv[1:])
+    except FsdpRefError as error:
+        print(f"fsdp-ref: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""What a notebook imports: real ranks behind `%%px`.
+
+    from fsdp_ref.lab import start
+    lab = start(ranks=4)
+
+Nothing else in the package imports the lab. It must never run a collective in the notebook's own process.
+"""
+
+from .ranks import Ranks, start
+from .report import RanksFailed
+
+__all__ = ["Ranks", "RanksFailed", "start"]

@@ -1,0 +1,69 @@
+"""What a process of the pool runs: `python -P process.py ROLE KERNEL_PID HOME [RANK]`, ROLE being controller or engine.
+
+A script of its own, not a module of the package, so that the watch over the notebook's kernel stands before anything slow or
+fallible is imported. It must never outlive the kernel: whatever kills the kernel, this process ends within a second.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+POLL = 0.5              # seconds between two looks at the kernel
+
+
+def watch(kernel: int) -> None:
+    """End this process, at once and whatever it is doing, when the kernel's process is gone (a zombie is gone)."""
+    try:
+        process = psutil.Process(kernel)
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            time.sleep(POLL)
+    except psutil.NoSuchProcess:
+        pass
+    os._exit(1)
+
+
+def controller(home: Path) -> None:
+    """ipyparallel's hub and schedulers, as threads of one process, on the loopback interface and whatever ports are free."""
+    from ipyparallel.controller.app import IPController
+    IPController.launch_instance([
+        f"--profile-dir={home / 'profile'}", "--ip=127.0.0.1", "--location=127.0.0.1", "--IPController.use_threads=True",
+        "--IPController.db_class=NoDB", "--IPController.log_level=CRITICAL",
+        # An engine counts as registered at its second heartbeat, so they are close together; who is dead, the kernel sees by itself.
+        "--HeartMonitor.period=250", "--HeartMonitor.max_heartmonitor_misses=1000000"])
+
+
+def engine(home: Path, rank: int) -> None:
+    """One rank: an ipyparallel engine whose id is its rank. torch is imported first, while the controller is still coming up."""
+    stack = open(home / f"stack-{rank}", "w")                     # open for as long as the process lives
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+    sys.path[:] = json.loads((home / "path.json").read_text())    # the modules the kernel can import, a rank can import
+    import torch
+    torch.set_num_threads(1)
+    from ipyparallel.engine.app import IPEngine
+
+    import fsdp_ref.world  # noqa: F401  (imported now so that joining is quick)
+    IPEngine.launch_instance([
+        f"--profile-dir={home / 'profile'}", f"--IPEngine.id={rank}", "--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30",
+        "--IPEngine.enable_nanny=False", "--IPEngine.max_heartbeat_misses=0", "--IPEngine.log_level=ERROR"])
+
+
+def main(role: str, kernel: str, home: str, rank: str = "0") -> None:
+    """Start the watch, then be what ROLE says until told to stop."""
+    threading.Thread(target=watch, args=(int(kernel),), name="die-with-kernel", daemon=True).start()
+    if role == "controller":
+        controller(Path(home))
+    else:
+        engine(Path(home), int(rank))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

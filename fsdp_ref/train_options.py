@@ -1,0 +1,176 @@
+"""The training command's options: what may be given, what is assumed, what cannot work.
+
+A run's options are kept in its folder, so `--resume` needs no other option: what is not given is what the run had. This module
+is read before anything heavy, so that `--help` and a wrong argument answer at once: it must never import torch, start a process
+or change a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+from dataclasses import asdict, dataclass, fields
+
+from .errors import ConfigError
+
+STRATEGIES = ("zero3", "ddp")
+FIXED = ("dim", "layers", "heads", "context", "seed")       # what a resumed run cannot change: its weights and its order depend on them
+DESCRIPTION = """\
+Train a byte-level GPT on several ranks of this machine, its parameters, gradients and optimizer state sharded (zero3) or
+replicated (ddp). The text is the Python standard library's own source unless --data names another.
+"""
+EPILOG = """\
+examples:
+  fsdp-ref train                                        four ranks, about two minutes on two cores
+  fsdp-ref train --out runs/mine --save-every 50        with a checkpoint every 50 steps
+  fsdp-ref train --out runs/mine --resume auto          go on after a crash, from the newest checkpoint
+  torchrun --nproc-per-node 4 -m fsdp_ref.train         the same ranks, started by torchrun (also on several machines)
+
+exit codes: 0 done, 2 a wrong argument or text, 3 a rank was lost, 4 a checkpoint cannot be used, 130 stopped by Ctrl-C
+"""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything a run depends on. `out`, `data`: None until they are chosen (a new folder under runs/, the standard library)."""
+
+    ranks: int = 4
+    steps: int = 250
+    out: str | None = None
+    data: str | None = None
+    strategy: str = "zero3"
+    dim: int = 128
+    layers: int = 3
+    heads: int = 4
+    context: int = 64
+    batch: int = 32
+    lr: float = 4e-3
+    warmup: int = 20
+    dropout: float = 0.0
+    seed: int = 0
+    device: str = "auto"
+    eval_every: int = 100
+    eval_windows: int = 128
+    save_every: int = 100
+    keep_last: int = 2
+    log_every: int = 10
+    resume: str | None = None
+    ledger: bool = False
+    progress: str = "auto"
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are ConfigErrors: one line, exit code 2."""
+
+    def error(self, message: str) -> None:
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+
+def parser() -> Parser:
+    """The parser of `fsdp-ref train`; options that are not given do not appear in its result."""
+    own = Options()
+    p = Parser(prog="fsdp-ref train", description=DESCRIPTION, epilog=EPILOG, allow_abbrev=False,
+               formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS)
+
+    def add(to: argparse._ArgumentGroup, name: str, text: str, kind: type = int, **more) -> None:
+        default = getattr(own, name.replace("-", "_"))
+        shown = "" if default is None else f" (default {default})"
+        to.add_argument(f"--{name}", type=kind, help=text + shown, **({"metavar": "N" if kind is int else "X"} | more))
+
+    run = p.add_argument_group("the run")
+    add(run, "ranks", "processes to train on")
+    add(run, "steps", "optimizer steps in all")
+    add(run, "out", "the run's folder (default a new one under runs/)", str, metavar="RUN")
+    add(run, "data", "a text file, or a folder of them (default the Python standard library's source)", str, metavar="PATH")
+    add(run, "strategy", "what is sharded: zero3 everything, ddp nothing", str, choices=STRATEGIES, metavar="|".join(STRATEGIES))
+    add(run, "device", "auto uses the GPUs when there is one for each rank", str, choices=("auto", "cpu", "cuda"), metavar="auto|cpu|cuda")
+    add(run, "seed", "of weights, dropout and the order of the text")
+    model = p.add_argument_group("the model")
+    add(model, "dim", "width")
+    add(model, "layers", "blocks")
+    add(model, "heads", "attention heads; must divide the width")
+    add(model, "context", "window length in bytes")
+    add(model, "dropout", "share of activations set to zero in training", float)
+    learning = p.add_argument_group("learning")
+    add(learning, "batch", "windows in a step, all ranks together; a multiple of the ranks")
+    add(learning, "lr", "highest learning rate", float)
+    add(learning, "warmup", "steps until the learning rate is at its highest; it then falls to a tenth along a cosine")
+    add(learning, "eval-every", "steps between two looks at the held-out text; 0: only at the end")
+    add(learning, "eval-windows", "windows of held-out text to look at")
+    keeping = p.add_argument_group("keeping and showing")
+    add(keeping, "save-every", "steps between two checkpoints; there is one at the end too; 0: none at all")
+    add(keeping, "keep-last", "checkpoints to keep; 0: all")
+    add(keeping, "resume", "auto: go on from RUN's newest checkpoint; PATH: from that run or checkpoint; none: from the beginning", str,
+        metavar="auto|PATH|none")
+    keeping.add_argument("--ledger", action="store_true", help="record one step into RUN/ledger.json, for fsdp-ref show")
+    add(keeping, "log-every", "steps between two printed lines (RUN/log.jsonl has every step)")
+    add(keeping, "progress", "the progress bar; auto shows it on a terminal", str, choices=("auto", "always", "never"),
+        metavar="auto|always|never")
+    return p
+
+
+def parse(argv: list[str]) -> dict:
+    """The options given on the command line, by name. Raises ConfigError for one that is unknown or malformed."""
+    if sys.platform == "win32":
+        raise ConfigError("fsdp_ref does not run on Windows itself; use WSL2 (wsl --install) and start it there")
+    given = vars(parser().parse_args(argv))
+    if given.get("data") is not None:
+        given["data"] = os.path.abspath(given["data"])
+    return given
+
+
+def complete(given: dict, saved: dict | None = None) -> Options:
+    """The options of a run: what was given, else what the run had when it is resumed (`saved`), else the defaults; checked.
+
+    Raises:
+        ConfigError: an option that cannot work, alone or beside another, or one that a resumed run cannot change.
+    """
+    saved = saved or {}
+    for name in FIXED:
+        if name in given and name in saved and given[name] != saved[name]:
+            raise ConfigError(f"--{name} is {given[name]} and the run to resume has {saved[name]}, which its weights or its order depend "
+                              f"on; leave --{name} out, or start a new run with another --out")
+    known = {field.name for field in fields(Options)} - {"out", "resume", "ledger", "progress"}
+    options = Options(**{**{name: value for name, value in saved.items() if name in known}, **given})
+    _check(options)
+    return options
+
+
+def _check(options: Options) -> None:
+    least = {"ranks": 1, "steps": 1, "dim": 1, "layers": 1, "heads": 1, "context": 1, "batch": 1, "eval_windows": 1, "log_every": 1,
+             "warmup": 0, "seed": 0, "eval_every": 0, "save_every": 0, "keep_last": 0}
+    for name, bound in least.items():
+        value = getattr(options, name)
+        if value < bound:
+            raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be at least {bound}")
+    if options.batch % options.ranks:
+        below = options.batch // options.ranks * options.ranks
+        raise ConfigError(f"--batch {options.batch} cannot be shared equally by {options.ranks} ranks; use a multiple of {options.ranks} "
+                          f"such as {below + options.ranks}")
+    if options.dim % options.heads:
+        raise ConfigError(f"--dim {options.dim} cannot be cut into {options.heads} equal heads; make --heads a divisor of {options.dim}")
+    if not 0.0 <= options.dropout < 1.0:
+        raise ConfigError(f"--dropout is {options.dropout}; it must be at least 0 and below 1")
+    if not (math.isfinite(options.lr) and options.lr > 0):
+        raise ConfigError(f"--lr is {options.lr}; it must be a number above 0, such as {Options.lr}")
+    if options.seed >= 2**31:
+        raise ConfigError(f"--seed is {options.seed}; it must be below 2147483648")
+
+
+def learning_rate(step: int, options: Options) -> float:
+    """The learning rate of step number `step` (the first is 1): a line up to `lr`, then a cosine down to a tenth of it.
+
+    A function of the step alone, so a resumed run needs nothing but its step to be on the same curve.
+    """
+    if step <= options.warmup:
+        return options.lr * step / options.warmup
+    done = (step - options.warmup) / max(1, options.steps - options.warmup)
+    return options.lr * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def as_dict(options: Options) -> dict:
+    """What the run's folder keeps: every option but those that are about one start (`resume`, `progress`)."""
+    kept = asdict(options)
+    return {name: value for name, value in kept.items() if name not in ("resume", "progress")}

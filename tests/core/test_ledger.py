@@ -1,0 +1,104 @@
+"""The ledger's own arithmetic: merge, windows, peaks, round trips, refusals; and the ladder's table."""
+
+import json
+
+import pytest
+
+from fsdp_ref import ledger
+from fsdp_ref.errors import ConfigError, FsdpRefError
+from fsdp_ref.ledger import Allocation, Category, Event, Lane, Ledger, Shard
+from fsdp_ref.placements import DDP, LADDER, ZERO1, ZERO2, ZERO3, Placement, Placements, transition
+
+
+def book(rank, zero):
+    return Ledger([Event(rank, Lane.ALL_GATHER, "all-gather", "a", "forward", zero + 1, zero + 2, 64, 2, 0),
+                   Event(rank, Lane.COMPUTE, "step 1", "", "mark", zero, zero + 3)],
+                  [Allocation(rank, Category.SHARDED_PARAM, "a", 10, zero), Allocation(rank, Category.ALL_GATHER, "a", 30, zero + 1, zero + 2),
+                   Allocation(rank, Category.UNSHARDED_PARAM, "a", 20, zero + 2, zero + 9)],
+                  [Shard(rank, "a", "a.weight", (5, 3), "float32", 3 * rank, 3 - rank, 3)], zero, zero + 10, {"backend": "gloo"})
+
+
+def test_merge_puts_all_ranks_on_one_clock():
+    merged = Ledger.merge([book(1, 105.0), book(0, 100.0)])
+    assert merged.ranks == [0, 1] and merged.start == 0.0 and merged.end == 15.0
+    assert {e.rank: e.start for e in merged.events if e.lane == Lane.ALL_GATHER} == {0: 1.0, 1: 6.0}
+    assert merged.of_rank(1).ranks == [1] and len(merged.shards) == 2
+
+
+def test_peak_counts_a_freed_byte_once():
+    assert book(0, 0.0).peak_bytes(0) == 40        # 10 + 30; the gather buffer is freed at the very moment the weights appear
+    assert book(0, 0.0).peak_bytes(7) == 0
+
+
+def test_window_keeps_what_happened_inside_and_what_was_alive():
+    rows = book(0, 0.0)
+    rows.events.append(Event(0, Lane.COMPUTE, "forward", "a", "forward", 5.0, 6.0))
+    window = rows.window("step 1")
+    assert [e.name for e in window.events] == ["all-gather"] and len(window.allocations) == 3
+    assert len(Ledger.merge([rows]).window("step 1").allocations) == 3
+    with pytest.raises(FsdpRefError, match=r"'step 9'.*\['step 1'\]"):
+        rows.window("step 9")
+
+
+def test_round_trip_through_a_file(tmp_path):
+    path = Ledger.merge([book(0, 1.0), book(1, 1.5)]).save(tmp_path / "ledger.json")
+    assert Ledger.load(path) == Ledger.merge([book(0, 1.0), book(1, 1.5)])
+
+
+@pytest.mark.parametrize("damage", [lambda d: d.pop("format"), lambda d: d["events"][0].pop("unit"), lambda d: d["shards"][0].update(shape=3),
+                                    lambda d: d.update(start="x"), lambda d: d["events"].append(7)])
+def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
+    data = book(0, 0.0).to_json()
+    damage(data)
+    (tmp_path / "l.json").write_text(json.dumps(data))
+    with pytest.raises(FsdpRefError, match="ledger"):
+        Ledger.load(tmp_path / "l.json")
+    with pytest.raises(FsdpRefError, match="missing.json"):
+        Ledger.load(tmp_path / "missing.json")
+
+
+def test_a_recording_knows_what_was_alive_before_and_ends_complete():
+    before = ledger.allocate(Category.OPTIMIZER, "optimizer", 100)
+    with ledger.record(note="x") as rows:
+        inside = ledger.allocate(Category.ALL_GATHER, "u", 7)
+        ledger.free(inside)
+        with ledger.mark("m"):
+            ledger.add_event(Lane.COMPUTE, "forward", "u", "forward", ledger.now(), ledger.now())
+        with pytest.raises(FsdpRefError, match="already on"), ledger.record():
+            pass
+    ledger.free(before)
+    ledger.free(before)
+    mine = [row for row in rows.allocations if row.bytes in (100, 7)]
+    assert [(r.bytes, r.end is None) for r in mine] == [(100, True), (7, False)]
+    assert rows.window("m").events[0].unit == "u" and rows.meta == {"note": "x"}
+    ledger.add_event(Lane.COMPUTE, "late", "u", "forward", 0.0, 0.0)
+    assert all(e.name != "late" for e in rows.events)
+
+
+def test_ring_bytes():
+    event = Event(0, Lane.ALL_REDUCE, "all-reduce", "u", "backward", 0, 1, 800, 4)
+    assert event.wire_bytes == 2 * 800 * 3 / 4
+    assert Event(0, Lane.COMPUTE, "forward", "u", "forward", 0, 1, 800).wire_bytes == 0
+
+
+def test_the_ladder_costs_what_the_zero_paper_says():
+    """Figure 1 of the ZeRO paper: 7.5B parameters, fp16 weights and gradients, K = 12, 64 ranks: 120, 31.4, 16.6, 1.9 GB."""
+    sizes = {"parameter": 2, "gradient": 2, "optimizer": 12}
+    gigabytes = [round(7.5 * row.bytes_per_parameter(64, **sizes), 1) for row in (DDP, ZERO1, ZERO2, ZERO3)]
+    assert gigabytes == [120.0, 31.4, 16.6, 1.9]
+    assert [row.bytes_per_parameter(4) for row in LADDER[:4]] == [16.0, 10.0, 7.0, 4.0]
+
+
+def test_transitions_are_the_collectives():
+    R, S, P = Placement.REPLICATE, Placement.SHARD, Placement.PARTIAL
+    assert [transition(*pair) for pair in ((S, R), (P, S), (P, R), (R, S), (S, S))] == [
+        "all-gather", "reduce-scatter", "all-reduce", "local slice", "nothing"]
+    with pytest.raises(ConfigError, match="no operation turns replicate into partial"):
+        transition(R, P)
+
+
+def test_rows_that_make_no_sense_say_why():
+    R, S, P = Placement.REPLICATE, Placement.SHARD, Placement.PARTIAL
+    for row, word in (((S, R, S), "sharded parameter"), ((S, S, R), "replicated optimizer"), ((R, P, S), "partial sum")):
+        with pytest.raises(ConfigError, match=word):
+            Placements(*row)
