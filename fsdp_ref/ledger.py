@@ -18,6 +18,7 @@ a collective, import the engine, or keep a tensor alive.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import json
 import os
@@ -212,11 +213,13 @@ def mark(name: str) -> contextlib.AbstractContextManager[None]:
 def record(**meta) -> Iterator[Ledger]:
     """Record this rank's events and allocations; yields the ledger, which is complete when the block ends.
 
-    Keyword arguments go to `ledger.meta`. Recordings do not nest.
+    Keyword arguments go to `ledger.meta`. Recordings do not nest. Models that nobody uses any more are collected first: a module and
+    its hooks refer to each other, so Python would otherwise keep them, and their bytes, for a while.
     """
     global _active
     if _active is not None:
         raise FsdpRefError("a recording is already on in this process; end it before you start another")
+    gc.collect()
     begin = now()
     for row in _alive.values():
         row.start, row.end = begin, None

@@ -7,6 +7,7 @@ a noisy machine widens the spread and does not move the middle. This module must
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -69,13 +70,15 @@ def _rank(rank: int, args: argparse.Namespace, home: str, parent: int) -> None:
     for turn in range(args.rounds + 2):                        # two turns to warm up
         names = list(steps)
         for name in names[turn % len(names):] + names[: turn % len(names)]:        # nobody always goes first
-            collectives.barrier()
-            begin = time.perf_counter()
-            steps[name]()
-            if here.device.type == "cuda":
-                torch.cuda.synchronize()
+            with ledger.record() if name.endswith("recording") else contextlib.nullcontext():
+                collectives.barrier()
+                begin = time.perf_counter()
+                steps[name]()
+                if here.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - begin
             if turn >= 2:
-                times[name].append(time.perf_counter() - begin)
+                times[name].append(seconds)
     everyone = collectives.gather_json(times)
     if rank == 0:
         merged = {name: [max(column) for column in zip(*(each[name] for each in everyone), strict=True)] for name in times}
@@ -103,14 +106,8 @@ def _contenders(args: argparse.Namespace, here: world.World) -> dict[str, Callab
 
     tokens = torch.randint(256, (args.batch, args.context + 1), device=here.device)
     ours = _step(data_parallel(build(), ZERO3), tokens)
-    replicated = build()
-
-    def recording() -> None:
-        with ledger.record():
-            ours()
-
-    return {"fsdp_ref ZeRO-3": ours, "fsdp_ref ZeRO-3, recording": recording, "torch fully_shard": _step(torch_sharded(), tokens),
-            "fsdp_ref DDP": _step(data_parallel(build(), DDP), tokens), "torch DDP": _step(DistributedDataParallel(replicated), tokens)}
+    return {"fsdp_ref ZeRO-3": ours, "fsdp_ref ZeRO-3, recording": ours, "torch fully_shard": _step(torch_sharded(), tokens),
+            "fsdp_ref DDP": _step(data_parallel(build(), DDP), tokens), "torch DDP": _step(DistributedDataParallel(build()), tokens)}
 
 
 def _step(model: torch.nn.Module, tokens: torch.Tensor) -> Callable[[], None]:

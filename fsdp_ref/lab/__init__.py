@@ -6,7 +6,8 @@
 Nothing else in the package imports the lab. It must never run a collective in the notebook's own process.
 """
 
+from .command import Training
 from .ranks import Ranks, start
 from .report import RanksFailed
 
-__all__ = ["Ranks", "RanksFailed", "start"]
+__all__ = ["Ranks", "RanksFailed", "Training", "start"]

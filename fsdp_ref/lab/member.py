@@ -20,7 +20,7 @@ def join(rank: int, size: int, store: str, timeout: float, device: str = "auto")
     """
     here = world.start(rank, size, store=store, timeout=timeout, device=device)
     collectives.reset_sequence()
-    names = {name: getattr(fsdp_ref, name) for name in getattr(fsdp_ref, "__all__", ())}
+    names = {name: getattr(fsdp_ref, name) for name in fsdp_ref.__all__ if name not in ("lab", "viz")}     # those stay in the notebook
     names |= {"rank": rank, "world_size": size, "device": here.device, "torch": torch, "dist": dist, "fsdp_ref": fsdp_ref}
     get_ipython().user_ns.update(names)
     return {"backend": here.backend, "device": str(here.device)}

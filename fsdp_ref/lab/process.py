@@ -28,13 +28,27 @@ def watch(kernel: int) -> None:
             time.sleep(POLL)
     except psutil.NoSuchProcess:
         pass
+    for child in psutil.Process().children(recursive=True):       # whatever a cell started goes with its rank
+        try:
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
     os._exit(1)
 
 
+class InThread(threading.Thread):
+    """Stands in for multiprocessing.Process where ipyparallel starts its heart monitor. As a process of its own it would have no
+    watch over the kernel, and would stay behind when the controller is killed."""
+
+    def terminate(self) -> None:
+        """A daemon thread ends with its process."""
+
+
 def controller(home: Path) -> None:
-    """ipyparallel's hub and schedulers, as threads of one process, on the loopback interface and whatever ports are free."""
-    from ipyparallel.controller.app import IPController
-    IPController.launch_instance([
+    """ipyparallel's hub, schedulers and heart monitor, as threads of one process, on the loopback interface and free ports."""
+    from ipyparallel.controller import app
+    app.Process = InThread
+    app.IPController.launch_instance([
         f"--profile-dir={home / 'profile'}", "--ip=127.0.0.1", "--location=127.0.0.1", "--IPController.use_threads=True",
         "--IPController.db_class=NoDB", "--IPController.log_level=CRITICAL",
         # An engine counts as registered at its second heartbeat, so they are close together; who is dead, the kernel sees by itself.

@@ -48,6 +48,17 @@ def sweep() -> list[Path]:
     return removed
 
 
+def _tree(process: subprocess.Popen) -> list[psutil.Process]:
+    """A process that is still running, with its descendants; empty when it has ended (its id may be somebody else's by now)."""
+    if process.poll() is not None:
+        return []
+    try:
+        top = psutil.Process(process.pid)
+        return [top, *top.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
 class Processes:
     """One controller and `ranks` engines. `pids[r]` is the process of rank r."""
 
@@ -114,11 +125,14 @@ class Processes:
             return ""
 
     def kill(self) -> None:
-        """Kill what this object started and wait until it is gone. Safe to call twice."""
+        """Kill what this object started, and what that started in turn, and wait until it is gone. Safe to call twice."""
         started = [self._controller, *self._engines]
         for process in started:
-            if process.poll() is None:
-                process.kill()
+            for victim in _tree(process):
+                try:
+                    victim.kill()
+                except psutil.NoSuchProcess:
+                    continue
         for process in started:
             process.wait(10)
 

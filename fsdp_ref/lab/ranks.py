@@ -213,13 +213,20 @@ def _helpers(function: Callable) -> dict[str, Callable]:
     found: dict[str, Callable] = {}
     pending = [function]
     while pending:
-        code = getattr(pending.pop(), "__code__", None)
-        for name in code.co_names if code else ():
+        for name in _names(getattr(pending.pop(), "__code__", None)):
             value = main.get(name)
             if isinstance(value, types.FunctionType) and value.__module__ == "__main__" and value is not function and name not in found:
                 found[name] = value
                 pending.append(value)
     return found
+
+
+def _names(code: types.CodeType | None) -> set[str]:
+    """The global names a function's code mentions, its comprehensions and inner functions included."""
+    if code is None:
+        return set()
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 _pool: Ranks | None = None

@@ -85,8 +85,8 @@ def where(stack: str) -> str:
 
 def trim(trace: str) -> str:
     """A traceback without the frames of installed libraries, which a learner can do nothing about."""
-    blocks = re.split(r"\n\n(?=\S*(?:File|Cell|\x1b))", trace)
-    return "\n\n".join(block for block in blocks if "site-packages" not in block.splitlines()[0]) if blocks[0] else trace
+    blocks = trace.split("\n\n")                              # IPython puts an empty line between frames
+    return "\n\n".join(block for block in blocks if "site-packages" not in block.split("\n", 1)[0])
 
 
 def _places(stuck: dict[int, str]) -> str:

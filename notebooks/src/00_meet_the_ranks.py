@@ -1,0 +1,252 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 00 · Meet the ranks
+#
+# **What is a rank, what does it hold, and what is lost when one dies?**
+#
+# Afterwards you can start several ranks from a notebook, say what each of them holds under DDP and under ZeRO-3, read a timeline of
+# their collectives, and continue a run that was killed, bit for bit.
+#
+# You need: Python, and a rough idea of how a neural network is trained. Time: 20 minutes to read, under a minute to run.
+# Everything here is real: separate processes, real collectives, real crashes. No GPU is needed.
+
+# %% [markdown]
+# ## Four processes
+#
+# A **rank** is a process with a number. Data-parallel training runs the same program in every rank, each on its own part of the batch,
+# and the ranks talk through **collectives**: operations that all of them call together.
+#
+# The notebook itself never takes part. It talks to four ranks that live beside it and keep their variables between cells.
+
+# %%
+from fsdp_ref.lab import RanksFailed, Training, start
+
+lab = start(ranks=4)
+
+# %% [markdown]
+# A cell that begins with `%%px` runs in every rank. Each has its own memory: here each makes a different number.
+
+# %% tags=["nbval-check-output"]
+# %%px
+mine = torch.tensor([10.0 ** rank])
+print(f"I am rank {rank} of {world_size}; my number is {mine.item():g}")
+
+# %% [markdown]
+# **Before you run the next cell:** every rank calls `all_reduce`, which adds the tensors of all ranks. What will rank 2 print?
+
+# %% tags=["nbval-check-output"]
+# %%px
+dist.all_reduce(mine)
+print(f"rank {rank}: {mine.item():g}")
+
+# %% [markdown]
+# All four print 1111: after an all-reduce everyone holds the sum. And they really are other processes than this notebook:
+
+# %% tags=["nbval-check-output"]
+import os
+
+pids = lab.run(os.getpid)
+print(len({os.getpid(), *pids}), "different processes: this notebook and", len(pids), "ranks")
+
+# %% [markdown]
+# ## The same training, placed in two ways
+#
+# Training keeps weights, gradients and the optimizer's moments. **DDP** keeps all of them on every rank. **ZeRO-3** (what PyTorch
+# calls FSDP) cuts each into slices, one a rank, and puts a layer's weights together only while it computes.
+#
+# The function below trains a small GPT on text (bytes of Python's own library) and records what its rank did. It runs in the ranks.
+
+# %%
+def train(placements, steps=4):
+    """Train on this rank; return the losses and everyone's ledger."""
+    torch.manual_seed(0)
+    model = data_parallel(models.GPT(models.GPTConfig(dim=96, layers=3, context=30)), placements)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    loader = data.Loader(data.load(), context=30, batch=16, rank=rank, ranks=world_size)
+    with record(strategy=placements.name) as mine:
+        losses = [one_step(model, optimizer, loader, f"step {step}") for step in range(steps)]
+    return losses, collectives.gather_ledgers(mine)
+
+
+# %%
+def one_step(model, optimizer, loader, name):
+    """Forward, backward, step; the mean loss over all ranks."""
+    tokens, targets = map(torch.from_numpy, loader.next())
+    with ledger.mark(name):
+        loss = model.loss(tokens, targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+    return mean.item()
+
+
+# %% [markdown]
+# **Guess:** will the two ways give the same losses? Which one sends more bytes?
+
+# %%
+from fsdp_ref import DDP, ZERO3
+
+losses, ledgers = {}, {}
+for placements in (DDP, ZERO3):
+    losses[placements.name], ledgers[placements.name] = lab.run(train, placements)[0]
+
+# %% tags=["nbval-check-output"]
+for ddp, zero3 in zip(losses["DDP"], losses["ZeRO-3"], strict=True):
+    print(f"DDP {ddp:.4f}   ZeRO-3 {zero3:.4f}   difference below 1e-5: {abs(ddp - zero3) < 1e-5}")
+
+# %% [markdown]
+# The same losses: sharding changes *where* numbers live, not *which* numbers are computed. (Each loss is the mean over four ranks.)
+
+# %% [markdown]
+# ## Picture 1: who holds what
+#
+# Below, each row is one parameter and each block the slice that one rank holds under ZeRO-3. Slices are cut by rows. Where the rows do
+# not divide by four, the last slice is filled up with **padding** (hatched), so that all ranks send equally many bytes.
+
+# %%
+from fsdp_ref import viz
+
+viz.shard_map(ledgers["ZeRO-3"], limit=12)
+
+# %% [markdown]
+# Every parameter is on all four ranks in parts, and whole on none. Under DDP the same map shows it whole, four times:
+
+# %% tags=["nbval-check-output"]
+for name, book in ledgers.items():
+    rows = sum(shard.rows for shard in book.shards if shard.name == "tokens.weight")
+    print(f"{name}: the 256 rows of the embedding are held {rows // 256} time(s) in all")
+
+# %% [markdown]
+# ## Picture 2: what happens in one step
+#
+# One block of lanes a rank, time from left to right. A layer's weights are **all-gathered** before its forward, freed, gathered again
+# before its backward, and its gradients are **reduce-scattered**: summed, each rank keeping its slice. Hatched means *exposed*: the
+# rank only waits.
+
+# %%
+step = ledgers["ZeRO-3"].window("step 3")
+viz.step_timeline(step)
+
+# %% [markdown]
+# On a laptop all ranks share a few cores, so most communication is exposed: a rank waits until the slowest has come. The order of
+# the gathers is what to look at. The ledger has it as text:
+
+# %% tags=["nbval-check-output"]
+gathers = [event.unit for event in step.events if event.lane == "all-gather" and event.rank == 0]
+print("gathered on rank 0, in order:")
+print(*gathers, sep=" → ")
+
+# %% [markdown]
+# Forward gathers the root (embeddings, last norm), then blocks 0, 1, 2. Backward gathers 2, then 1 *ahead of time*, then 0: that is
+# prefetching. The root is gathered once, because it is kept from forward to backward.
+
+# %% [markdown]
+# ## Picture 3: what it costs in memory
+#
+# Four bytes of weight, four of gradient and eight of Adam's moments: 16 bytes a parameter under DDP, on every rank. ZeRO-3 divides all
+# of it by the number of ranks. On top come the weights that are whole for a moment. **Guess** the ratio of the two peaks.
+
+# %%
+viz.memory_over_step({name: book.window("step 3") for name, book in ledgers.items()})
+
+# %%
+parameters = 3 * (12 * 96**2 + 13 * 96) + (256 + 30) * 96 + 2 * 96
+at_rest = {}
+for name, book in ledgers.items():
+    alive = [a.bytes for a in book.allocations if a.rank == 0 and a.end is None]
+    at_rest[name] = sum(alive) / parameters
+    print(f"{name}: between steps rank 0 holds {at_rest[name]:.2f} bytes a parameter")
+
+# %% tags=["nbval-check-output"]
+print("DDP holds 4 + 8 bytes (no gradient between steps):", abs(at_rest["DDP"] - 12) < 0.1)
+print("ZeRO-3 holds a quarter of that:", abs(at_rest["ZeRO-3"] - 3) < 0.1)
+peaks = {name: book.peak_bytes(0) for name, book in ledgers.items()}
+print("the peak falls by less than 4, because some weights are whole:", 1 < peaks["DDP"] / peaks["ZeRO-3"] < 4)
+
+# %% [markdown]
+# And the price? ZeRO-3 sends each weight twice and each gradient once, 3 units of traffic where DDP sends 2:
+
+# %% tags=["nbval-check-output"]
+for name, book in ledgers.items():
+    sent = sum(event.wire_bytes for event in book.window("step 3").events if event.rank == 0)
+    print(f"{name}: rank 0 sends {sent / (4 * parameters * 3 / 4):.1f} times its weights (ring, 4 ranks)")
+
+# %% [markdown]
+# Not quite 3, because the root stays whole between forward and backward and is gathered once, not twice. The root is a fifth to
+# a tenth of this model; in a large one the figure goes to 3.
+
+# %% [markdown]
+# ## A rank dies
+#
+# Rank 2 is now killed with SIGKILL, as the system does when memory runs out. **Guess:** what will the other three do when they next
+# call a collective? In most set-ups they wait, for half an hour. Here the pool notices, says who died, and starts afresh.
+
+# %%
+lab.run(lambda: rank)
+lab.kill(2)
+try:
+    lab.run(lambda: dist.all_reduce(torch.ones(1)))
+except RanksFailed as report:
+    print(report)
+
+# %% tags=["nbval-check-output"]
+print("answers after healing:", lab.run(lambda: rank))
+print("the old variables are gone:", lab.run(lambda: "mine" not in globals()))
+
+# %% [markdown]
+# ## A training run dies
+#
+# Losing variables is bearable in a notebook and terrible after a week of training, so runs save **checkpoints**. Next, the
+# training command (its own processes, nothing to do with the pool) trains 16 steps and saves every 5. It is killed outright after step 12.
+
+# %%
+lab.stop()
+import shutil
+import tempfile
+from pathlib import Path
+
+runs = Path(tempfile.mkdtemp(prefix="fsdp-ref-notebook-"))
+options = dict(ranks=2, steps=16, save_every=5, dim=64, layers=2, context=32, dropout=0.1, eval_every=0, eval_windows=8)
+killed = Training(runs / "killed", **options).until_step(12)
+print(killed.kill())
+
+# %% tags=["nbval-check-output"]
+print("checkpoints left:", sorted(path.name for path in (runs / "killed" / "checkpoints").glob("step-*[0-9]")))
+
+# %% [markdown]
+# Steps 11 and 12 are lost. `--resume auto` goes on from step 10: weights, moments, learning rate, place in the text, and each rank's
+# own random numbers (this run uses dropout). For comparison, a second run is never disturbed.
+
+# %%
+resumed = Training(runs / "killed", **options, resume="auto").finish()
+undisturbed = Training(runs / "undisturbed", **options).finish()
+
+# %% tags=["nbval-check-output"]
+same = [resumed.losses()[step] == loss for step, loss in undisturbed.losses().items()]
+print(f"{sum(same)} of {len(same)} losses have the same bits")
+shutil.rmtree(runs)
+
+# %% [markdown]
+# Not *nearly* the same: the same bits, in all 16 steps. That is what "exact resume" means, and a test of this project checks it.
+
+# %% [markdown]
+# ## What to take along
+#
+# - A rank is a process; collectives are calls that all ranks make together; a rank that is missing stops the others.
+# - DDP holds everything everywhere. ZeRO-3 holds a slice of everything, and a whole layer only while it computes.
+# - The losses are the same; memory falls towards 1/N; traffic rises from 2 to at most 3.
+# - A checkpoint must hold more than weights.
+#
+# **In the source:** `fsdp_ref/engine/param.py` (one parameter, cut into rows), `unit.py` (`unshard`, `reshard`), `hooks.py` (when).
+#
+# **Papers:** Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, sections 3 and 5 (memory),
+# 7 (traffic); Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, section 3.
