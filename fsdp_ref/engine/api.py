@@ -265,6 +265,11 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     @functools.wraps(method)
     def with_hooks(*args: Any, **kwargs: Any) -> Any:
         args, kwargs = hooks.pre_forward(module, args, kwargs)
-        return hooks.post_forward(module, args, method(*args, **kwargs))
+        hooks.inside_method += 1
+        try:
+            output = method(*args, **kwargs)
+        finally:
+            hooks.inside_method -= 1
+        return hooks.post_forward(module, args, output)
 
     module.__dict__[method_name] = with_hooks

@@ -20,6 +20,9 @@ place from the unit's list and prefetches the unit that stood before *that* use.
 
 [Note: recompute] Activation checkpointing runs forward again inside backward. A unit in its backward phase then only makes sure that
 its weights are there; freeing them is still the business of `post_backward`.
+
+[Note: a step that was cut short] After an exception inside forward or backward the phases are stale. A new forward of the root that meets
+"forward" (outside a registered method), or "backward" while autograd is not running, knows that and forgets the broken step first.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class UnitHooks:
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
         self.waiting_for: set[nn.Module] = set()        # modules of this unit that have not run in this pass
+        self.inside_method = 0                          # calls of registered methods that are running (they may call forward)
         self._began = 0.0
         for module in self.modules:
             module.register_forward_pre_hook(self.pre_forward, prepend=True, with_kwargs=True)
@@ -73,6 +77,8 @@ class UnitHooks:
     def pre_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Make the weights whole, cast the inputs, mark those that need a gradient."""
         unit = self.unit
+        if self.is_root and self._was_cut_short():
+            self.schedule.reset()
         if self.phase in (Phase.BACKWARD, Phase.REDUCED):                           # [Note: recompute]
             unit.unshard("backward")
             unit.wait_unshard()
@@ -109,6 +115,12 @@ class UnitHooks:
                     output = hooks._complete_forward(output)
             self.schedule.forward_root = None
         return self._cast_output(output)
+
+    def _was_cut_short(self) -> bool:
+        """Whether an exception (or a notebook's stop button) ended the last step midway. [Note: a step that was cut short]"""
+        if self.phase is Phase.FORWARD:
+            return not self.inside_method
+        return self.phase is not Phase.IDLE and torch._C._current_graph_task_id() == -1
 
     def _complete_forward(self, output: Any) -> Any:
         unit = self.unit

@@ -7,14 +7,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy as TorchPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor
 
 from fsdp_ref.engine import FSDPModule, MixedPrecisionPolicy, data_parallel, fully_shard, register_fsdp_forward_method, wrap
 from fsdp_ref.engine.param import chunk_rows
-from fsdp_ref.errors import ConfigError
+from fsdp_ref.errors import ConfigError, WorldError
 from fsdp_ref.placements import DDP, HSDP, ZERO1, ZERO3
 from tests.engine.toys import Block, batch, loss_of, toy
 
@@ -297,23 +297,47 @@ def test_dtype_change_and_meta_construction_after_sharding(ranks):
     assert all(ranks(3, _moved))
 
 
-def _interrupted(rank, world):
+def _interrupted(rank, world, where, explicit):
     model = toy()
     data_parallel(model, ZERO3)
     loss_of(model, batch(0, rank)).backward()
     expected = model.head.weight.grad.full_tensor().clone()
     model.zero_grad()
-    handle = model.blocks[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(ZeroDivisionError))
+    def stop(*_):
+        raise ZeroDivisionError
+
+    if where == "forward":
+        handle = model.blocks[1].register_forward_hook(stop)
+    else:
+        handle = model.blocks[1].register_full_backward_hook(stop)
     with pytest.raises(ZeroDivisionError):
-        model(batch(0, rank))
+        loss_of(model, batch(0, rank)).backward()
     handle.remove()
-    model.reset_iter_state()
+    if explicit:
+        model.reset_iter_state()
+    model.zero_grad()
     loss_of(model, batch(0, rank)).backward()
     return torch.equal(model.head.weight.grad.full_tensor(), expected)
 
 
-def test_a_step_cut_short_by_an_exception_can_be_forgotten(ranks):
-    assert all(ranks(2, _interrupted))
+@pytest.mark.parametrize("explicit", [True, False], ids=["reset_iter_state", "by itself"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_step_cut_short_by_an_exception_is_forgotten(ranks, where, explicit):
+    assert all(ranks(2, _interrupted, where, explicit))
+
+
+def _outside(rank, world):
+    mesh = DeviceMesh("cpu", [0, 1])
+    if rank == 2:
+        with pytest.raises(WorldError, match="rank 2 is not part of"):
+            fully_shard(nn.Linear(2, 2), mesh=mesh)
+        with pytest.raises(WorldError, match="rank 2 is not part of"):
+            data_parallel(nn.Linear(2, 2), ZERO3, mesh)
+    return True
+
+
+def test_a_mesh_without_this_rank_is_refused(ranks):
+    assert all(ranks(3, _outside))
 
 
 def _clip(rank, world):
