@@ -51,7 +51,11 @@ class Pending:
             RankError: a rank died, never arrived, or called something else; raised within the process group's time limit.
         """
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            stream = torch.cuda.current_stream()
+            before = stamp(stream) if ledger.active() else None
+            stream.wait_event(self._event)
+            if before is not None:
+                ledger.add_event(Lane.WAIT, self._what, self._label.unit, self._label.phase, before, stamp(stream))
         elif self._work is not None:
             begin = ledger.now() if ledger.active() else 0.0
             try:

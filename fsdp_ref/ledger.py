@@ -12,7 +12,7 @@ a collective, import the engine, or keep a tensor alive.
 
     with record() as ledger:
         step()
-    everyone = ledger.gather()        # the same call on every rank; see fsdp_ref.collectives.gather_ledgers
+    everyone = collectives.gather_ledgers(ledger)        # on every rank
 """
 
 from __future__ import annotations
@@ -178,8 +178,10 @@ def hold_shards(rows: list[Shard]) -> int:
 
 
 def release_shards(token: int) -> None:
-    """Strike a unit's shards off the books (the unit is gone or was cut anew)."""
-    _shards.pop(token, None)
+    """Strike a unit's shards off the books, and off the recording that is on (the unit is gone, or is entered anew under its name)."""
+    gone = {id(row) for row in _shards.pop(token, ())}
+    if gone and _active is not None:
+        _active.shards = [row for row in _active.shards if id(row) not in gone]
 
 
 def live_bytes(category: Category | None = None) -> int:

@@ -79,6 +79,7 @@ def train(placements, steps=4):
 def one_step(model, optimizer, loader, name):
     """Forward, backward, step; the mean loss over all ranks."""
     tokens, targets = map(torch.from_numpy, loader.next())
+    collectives.barrier()  # so that the picture does not begin with ranks waiting for each other
     with ledger.mark(name):
         loss = model.loss(tokens, targets)
         loss.backward()

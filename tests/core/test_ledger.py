@@ -13,7 +13,8 @@ from fsdp_ref.placements import DDP, LADDER, ZERO1, ZERO2, ZERO3, Placement, Pla
 def book(rank, zero):
     return Ledger([Event(rank, Lane.ALL_GATHER, "all-gather", "a", "forward", zero + 1, zero + 2, 64, 2, 0),
                    Event(rank, Lane.COMPUTE, "step 1", "", "mark", zero, zero + 3)],
-                  [Allocation(rank, Category.SHARDED_PARAM, "a", 10, zero), Allocation(rank, Category.ALL_GATHER, "a", 30, zero + 1, zero + 2),
+                  [Allocation(rank, Category.SHARDED_PARAM, "a", 10, zero),
+                   Allocation(rank, Category.ALL_GATHER, "a", 30, zero + 1, zero + 2),
                    Allocation(rank, Category.UNSHARDED_PARAM, "a", 20, zero + 2, zero + 9)],
                   [Shard(rank, "a", "a.weight", (5, 3), "float32", 3 * rank, 3 - rank, 3)], zero, zero + 10, {"backend": "gloo"})
 
@@ -45,8 +46,9 @@ def test_round_trip_through_a_file(tmp_path):
     assert Ledger.load(path) == Ledger.merge([book(0, 1.0), book(1, 1.5)])
 
 
-@pytest.mark.parametrize("damage", [lambda d: d.pop("format"), lambda d: d["events"][0].pop("unit"), lambda d: d["shards"][0].update(shape=3),
-                                    lambda d: d.update(start="x"), lambda d: d["events"].append(7)])
+@pytest.mark.parametrize("damage", [lambda d: d.pop("format"), lambda d: d["events"][0].pop("unit"),
+                                    lambda d: d["shards"][0].update(shape=3), lambda d: d.update(start="x"),
+                                    lambda d: d["events"].append(7)])
 def test_a_damaged_file_is_refused_by_name(tmp_path, damage):
     data = book(0, 0.0).to_json()
     damage(data)
@@ -73,6 +75,15 @@ def test_a_recording_knows_what_was_alive_before_and_ends_complete():
     assert rows.window("m").events[0].unit == "u" and rows.meta == {"note": "x"}
     ledger.add_event(Lane.COMPUTE, "late", "u", "forward", 0.0, 0.0)
     assert all(e.name != "late" for e in rows.events)
+
+
+def test_shards_entered_anew_replace_the_old_ones_in_a_recording():
+    first = ledger.hold_shards([Shard(0, "Block", "weight", (4, 2), "float32", 0, 2, 2)])
+    with ledger.record() as rows:
+        ledger.release_shards(first)
+        second = ledger.hold_shards([Shard(0, "blocks.0", "blocks.0.weight", (4, 2), "float32", 0, 2, 2)])
+    ledger.release_shards(second)
+    assert [row.unit for row in rows.shards if row.shape == (4, 2)] == ["blocks.0"]
 
 
 def test_ring_bytes():

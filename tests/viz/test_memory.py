@@ -50,16 +50,18 @@ def test_a_free_and_an_allocation_at_one_moment_do_not_add_up():
     assert memory_over_step({"x": Ledger(allocations=rows)}).table[-1]["x rank 0, peak bytes"] == 100
 
 
-def test_the_drawn_area_is_byte_seconds():
+def test_the_bands_are_stacked_and_their_area_is_byte_seconds():
     ledger = samples.zero3()
     axes = memory_over_step({"ZeRO-3": ledger}).figure.axes[0]
-    drawn = 0.0
+    drawn, top = 0.0, 0.0
     for band in (c for c in axes.collections if isinstance(c, matplotlib.collections.PolyCollection)):
         for path in band.get_paths():
             x, y = path.vertices[:-1].T
+            top = max(top, y.max())
             drawn += abs(sum(x[i - 1] * y[i] - x[i] * y[i - 1] for i in range(len(x)))) / 2
     true = sum(a.bytes * ((ledger.end if a.end is None else a.end) - a.start) for a in ledger.allocations if a.rank == 0)
     assert drawn == pytest.approx(true * 1e3 / MIB)
+    assert top == pytest.approx(_peak(ledger, 0) / MIB)
 
 
 def test_panels_share_both_axes_and_label_their_peak():
