@@ -8,13 +8,18 @@ A rank that raises fails the call with that rank's exception; a rank that hangs 
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import uuid
 from concurrent.futures import ProcessPoolExecutor, wait
-from multiprocessing import get_context
 from pathlib import Path
+
+# On Linux torch is imported once, by a fork server that computes nothing; elsewhere once a rank.
+_METHOD = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_METHOD.set_forkserver_preload(["torch.distributed.fsdp", "fsdp_ref.engine"])
 
 
 def _prepare(parent: int) -> None:
@@ -66,7 +71,7 @@ class RankPool:
     def _grow(self, size: int) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         while len(self._executors) < size:
-            executor = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
+            executor = ProcessPoolExecutor(1, mp_context=_METHOD, initializer=_prepare, initargs=(os.getpid(),))
             self._executors.append(executor)
         fresh = [executor.submit(os.getpid) for executor in self._executors[len(self._pids):]]
         self._pids += [future.result(timeout=60) for future in fresh]

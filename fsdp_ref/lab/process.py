@@ -1,13 +1,13 @@
-"""What a process of the pool runs: `python -P process.py ROLE KERNEL_PID HOME [RANK]`, ROLE being controller or engine.
+"""What a process of the pool runs: the controller (`python -P process.py KERNEL_PID HOME`) or an engine (`be_engine`).
 
-A script of its own, not a module of the package, so that the watch over the notebook's kernel stands before anything slow or
-fallible is imported. It must never outlive the kernel: whatever kills the kernel, this process ends within a second.
+The controller is started as a script, not as a module of the package, so that the watch over the notebook's kernel stands before anything
+slow or fallible is imported; nothing may be imported here at the top that is. It must never outlive the kernel: whatever kills the
+kernel, this process ends within a second.
 """
 
 from __future__ import annotations
 
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -55,29 +55,33 @@ def controller(home: Path) -> None:
         "--HeartMonitor.period=250", "--HeartMonitor.max_heartmonitor_misses=1000000"])
 
 
-def engine(home: Path, rank: int) -> None:
-    """One rank: an ipyparallel engine whose id is its rank. torch is imported first, while the controller is still coming up."""
-    stack = open(home / f"stack-{rank}", "w")                     # open for as long as the process lives
+def be_engine(kernel: int, home: str, rank: int, environment: dict[str, str]) -> None:
+    """One rank: an ipyparallel engine whose id is its rank. The kernel's environment, a session and a log of its own."""
+    os.setsid()
+    watch_in_background(kernel)
+    os.environ.clear()
+    os.environ.update(environment, OMP_NUM_THREADS="1", IPYTHONDIR=str(Path(home, "ipython")))
+    with open(Path(home, f"rank-{rank}.log"), "wb", buffering=0) as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    stack = open(Path(home, f"stack-{rank}"), "w")                # open for as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    sys.path[:] = json.loads((home / "path.json").read_text())    # the modules the kernel can import, a rank can import
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     import torch
     torch.set_num_threads(1)
     from ipyparallel.engine.app import IPEngine
 
-    import fsdp_ref.world  # noqa: F401  (imported now so that joining is quick)
+    sys.argv = ["rank"]
     IPEngine.launch_instance([
-        f"--profile-dir={home / 'profile'}", f"--IPEngine.id={rank}", "--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30",
+        f"--profile-dir={Path(home, 'profile')}", f"--IPEngine.id={rank}", "--IPEngine.wait_for_url_file=60", "--IPEngine.timeout=30",
         "--IPEngine.enable_nanny=False", "--IPEngine.max_heartbeat_misses=0", "--IPEngine.log_level=ERROR"])
 
 
-def main(role: str, kernel: str, home: str, rank: str = "0") -> None:
-    """Start the watch, then be what ROLE says until told to stop."""
-    threading.Thread(target=watch, args=(int(kernel),), name="die-with-kernel", daemon=True).start()
-    if role == "controller":
-        controller(Path(home))
-    else:
-        engine(Path(home), int(rank))
+def watch_in_background(kernel: int) -> None:
+    """Start the watch over the kernel."""
+    threading.Thread(target=watch, args=(kernel,), name="die-with-kernel", daemon=True).start()
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    watch_in_background(int(sys.argv[1]))
+    controller(Path(sys.argv[2]))

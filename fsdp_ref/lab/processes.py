@@ -1,12 +1,17 @@
 """The operating-system side of the pool: start its processes, tell which of them died, kill them, sweep what a killed kernel left.
 
 It knows processes and files, nothing of process groups or notebooks. It must never signal a process it did not start.
+
+[Note: one import for all ranks] Importing torch and what an engine needs takes five seconds of CPU. On Linux the standard library's
+fork server imports them once and forks every engine, also those of a pool that is restarted; it computes nothing, so nothing breaks by
+forking. Elsewhere each engine imports for itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -19,8 +24,12 @@ from pathlib import Path
 
 import psutil
 
+from . import process as programs
+
 SCRIPT = Path(__file__).with_name("process.py")
 PREFIX = "fsdp-ref-lab"
+_METHOD = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_METHOD.set_forkserver_preload(["fsdp_ref.lab.preload"])
 
 
 def _machine() -> str:
@@ -48,9 +57,9 @@ def sweep() -> list[Path]:
     return removed
 
 
-def _tree(process: subprocess.Popen) -> list[psutil.Process]:
+def _tree(process: subprocess.Popen | multiprocessing.Process) -> list[psutil.Process]:
     """A process that is still running, with its descendants; empty when it has ended (its id may be somebody else's by now)."""
-    if process.poll() is not None:
+    if (process.poll() if isinstance(process, subprocess.Popen) else process.exitcode) is not None:
         return []
     try:
         top = psutil.Process(process.pid)
@@ -64,10 +73,10 @@ class Processes:
 
     def __init__(self, ranks: int) -> None:
         self.home = make_home()
-        (self.home / "path.json").write_text(json.dumps([str(entry) for entry in sys.path]))
+        (self.home / "profile").mkdir()                        # an engine may be up before the controller has made it
         self.ranks = ranks
-        self._controller = self._start("controller")
-        self._engines = [self._start("engine", rank) for rank in range(ranks)]
+        self._controller = self._start_controller()
+        self._engines = [self._start_engine(rank) for rank in range(ranks)]
         self.pids = [engine.pid for engine in self._engines]
 
     @property
@@ -82,17 +91,30 @@ class Processes:
         except (OSError, ValueError):
             return False
 
-    def _start(self, role: str, rank: int = 0) -> subprocess.Popen:
-        """Start one process in a session of its own: an interrupt of the notebook is for the kernel, which decides what follows."""
-        name = role if role == "controller" else f"rank-{rank}"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "IPYTHONDIR": str(self.home / "ipython"), "PYTHONUNBUFFERED": "1"}
-        with open(self.home / f"{name}.log", "wb") as log:
-            return subprocess.Popen([sys.executable, "-P", str(SCRIPT), role, str(os.getpid()), str(self.home), str(rank)],
-                                    stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+    def _start_controller(self) -> subprocess.Popen:
+        """In a session of its own: an interrupt of the notebook is for the kernel, which decides what follows."""
+        environment = {**os.environ, "IPYTHONDIR": str(self.home / "ipython"), "PYTHONUNBUFFERED": "1"}
+        with open(self.home / "controller.log", "wb") as log:
+            return subprocess.Popen([sys.executable, "-P", str(SCRIPT), str(os.getpid()), str(self.home)], stdin=subprocess.DEVNULL,
+                                    stdout=log, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+
+    def _start_engine(self, rank: int) -> multiprocessing.Process:
+        """In a session of its own too. [Note: one import for all ranks]"""
+        engine = _METHOD.Process(target=programs.be_engine, args=(os.getpid(), str(self.home), rank, dict(os.environ)))
+        threads = os.environ.get("OMP_NUM_THREADS")
+        os.environ["OMP_NUM_THREADS"] = "1"                    # read when torch is imported
+        try:
+            engine.start()
+        finally:
+            if threads is None:
+                del os.environ["OMP_NUM_THREADS"]
+            else:
+                os.environ["OMP_NUM_THREADS"] = threads
+        return engine
 
     def dead(self) -> dict[int, int]:
         """Ranks whose process has ended, with its status: minus the signal that killed it, else what it passed to exit."""
-        return {rank: engine.returncode for rank, engine in enumerate(self._engines) if engine.poll() is not None}
+        return {rank: engine.exitcode for rank, engine in enumerate(self._engines) if engine.exitcode is not None}
 
     def controller_ended(self) -> bool:
         """Whether the controller is gone."""
@@ -100,7 +122,8 @@ class Processes:
 
     def signal(self, rank: int, number: int) -> None:
         """Send a signal to one rank; nothing happens when it is dead already."""
-        self._engines[rank].send_signal(number)
+        if self._engines[rank].exitcode is None:
+            os.kill(self._engines[rank].pid, number)
 
     def output(self, name: str, lines: int = 5) -> str:
         """The last lines that "controller" or "rank-R" wrote outside of any cell (a C++ abort writes there)."""
@@ -133,8 +156,9 @@ class Processes:
                     victim.kill()
                 except psutil.NoSuchProcess:
                     continue
-        for process in started:
-            process.wait(10)
+        self._controller.wait(10)
+        for engine in self._engines:
+            engine.join(10)
 
     def close(self) -> None:
         """Kill, and remove the folder."""

@@ -33,7 +33,7 @@ if sys.argv[1] == "wait":
 def kernel(how: str):
     process = subprocess.Popen([sys.executable, "-c", KERNEL, how], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     facts = next(json.loads(line) for line in process.stdout if line.startswith("{"))
-    assert set(facts["ranks"]) < set(facts["children"]) and len(facts["children"]) == 3, "two ranks and one controller"
+    assert set(facts["ranks"]) < set(facts["children"]), "ranks, controller, and multiprocessing's own helpers"
     return process, facts
 
 
