@@ -72,22 +72,21 @@ class Plan:
             match[index] = found
         return match
 
+    def existing(self) -> dict[tuple[str, str], LocalTensor]:
+        """The state tensors that the optimizer has already, by parameter and key."""
+        return {(name, key): local for name, key, local in self.optimizer.tensors.values()}
+
     def check_state(self) -> None:
-        """State tensors that exist already must have the saved shape and type; the others must be possible."""
+        """State tensors that exist already must have the saved shape and type; the others will be made so."""
+        have = self.existing()
         for entry in self.manifest.optimizer.tensors.values():
             name = self.names[entry.parameter]
-            present = self.torch_optimizer.state.get(self.optimizer.parameters[name], {}).get(entry.key)
-            local = self.existing(name, entry.key) if isinstance(present, torch.Tensor) else None
-            if local is not None:
-                _same_kind(f"optimizer state {entry.key} of {name}", entry, local)
-
-    def existing(self, name: str, key: str) -> LocalTensor | None:
-        """The state tensor that the optimizer has already."""
-        return next((local for parameter, other, local in self.optimizer.tensors.values() if (parameter, other) == (name, key)), None)
+            if (name, entry.key) in have:
+                _same_kind(f"optimizer state {entry.key} of {name}", entry, have[name, entry.key])
 
     def fill_optimizer(self, path: Path) -> int:
         """Make what is missing, read the tensors, set values and options; returns the bytes read."""
-        have = {(parameter, key): local for parameter, key, local in self.optimizer.tensors.values()}
+        have, options = self.existing(), self.options()
         optimizer, state, targets = self.torch_optimizer, {}, {}
         for label, entry in self.manifest.optimizer.tensors.items():
             name = self.names[entry.parameter]
@@ -95,7 +94,7 @@ class Plan:
             if (name, entry.key) in have:
                 tensor, targets[label] = optimizer.state[parameter][entry.key], have[name, entry.key]
             else:
-                tensor = _new_state(entry, parameter, self.options_of(name))
+                tensor = _new_state(entry, parameter, options[name])
                 targets[label] = LocalTensor.of(label, tensor)
             state.setdefault(name, {})[entry.key] = tensor
         nbytes = reading.fill(path, reading.plan(self.manifest.optimizer.tensors, targets))
@@ -108,10 +107,10 @@ class Plan:
         self.set_options()
         return nbytes
 
-    def options_of(self, name: str) -> dict:
-        """The options that group of a parameter has now."""
-        return next(group for group, mine in zip(self.torch_optimizer.param_groups, self.optimizer.groups, strict=True)
-                    if name in mine["parameters"])
+    def options(self) -> dict[str, dict]:
+        """Parameter -> its group, with the options that it has now."""
+        groups = zip(self.torch_optimizer.param_groups, self.optimizer.groups, strict=True)
+        return {name: group for group, mine in groups for name in mine["parameters"]}
 
     def set_options(self) -> None:
         """Learning rate and the rest. A learning rate that is a tensor keeps its storage, for a captured graph may read it."""

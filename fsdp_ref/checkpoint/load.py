@@ -97,7 +97,7 @@ class _Load:
             raise
         counts: dict[str, int] = {}
         votes.agree(f"finish loading {path} (what is in memory is now a mixture, load again before you train on)",
-                    lambda: self.restore_tensors(path, counts))
+                    lambda: self.restore_tensors(path, counts))                      # everything was checked: only a failing disk ends here
         exactly = votes.agree(f"restore the random state of {path}", lambda: self.restore_random(path))
         retention.protect(path)
         return LoadReport(self.manifest.step, path, decode(self.manifest.extra), counts, self.manifest.world_size, votes.world_size(),
@@ -108,7 +108,8 @@ class _Load:
         if votes.rank() != 0:
             return None
         place = place.absolute()
-        if (place / layout.MANIFEST).is_file() or layout.step_of(place.name) is not None and not retention.committed(place):
+        is_step = layout.step_of(place.name) is not None and not retention.committed(place)
+        if is_step or (place / layout.MANIFEST).is_file():
             if step is not None and layout.step_of(place.name) not in (None, step):
                 raise CheckpointError(f"{place} is not step {step}; give the directory above it or leave step= out")
             if not place.is_dir():
@@ -126,8 +127,7 @@ class _Load:
     def choose(self, candidates: list[Path], exact: bool) -> Path:
         """Stage 2: the first candidate that every rank finds whole. The damaged ones before it are named in a warning."""
         for path in candidates:
-            votes_cast = votes.poll(lambda path=path: self.examine(path))
-            failure = votes.describe_failure(votes_cast)
+            failure = votes.describe_failure(votes.poll(lambda path=path: self.examine(path)))
             if failure is None:
                 return path
             if exact:

@@ -72,10 +72,16 @@ def check_sizes(step_dir: Path, manifest: Manifest) -> None:
 
 
 def sweep(root: Path) -> None:
-    """Remove what saves and deletions that died have left in `root`. One run at a time may write to a directory."""
+    """Remove what saves and deletions that died have left in `root`. One run at a time may write to a directory.
+
+    What cannot be removed is told in a warning, for it does not hinder the save.
+    """
     for entry in sorted(os.listdir(root)):
         if layout.is_temporary(entry):
-            remove_tree(root / entry)
+            try:
+                remove_tree(root / entry)
+            except OSError as error:
+                warnings.warn(f"could not remove {root / entry}, left by a dead save ({error.strerror}); delete it by hand", stacklevel=2)
 
 
 def remove_tree(path: Path) -> None:

@@ -3,8 +3,8 @@
     1  all     look at the state; rank 0 makes step-00000120.tmp-<unique>/               vote
     2  each    writes and flushes its model, optimizer and random-state file             vote: bytes and digests
     3  rank 0  checks the votes, writes and flushes the manifest and the directory,
-               renames it to step-00000120/, flushes the parent                          vote
-    4  rank 0  replaces `latest`, deletes old checkpoints
+               renames it to step-00000120/, flushes the parent, replaces `latest`       vote
+    4  rank 0  deletes old checkpoints
 
 A process killed anywhere in this leaves the old checkpoints as they were, and the new one either whole or under its temporary
 name. A committed directory is never written into. Saving draws no random number and changes nothing in memory.
@@ -12,6 +12,7 @@ name. A committed directory is never written into. Saving draws no random number
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -21,8 +22,8 @@ from pathlib import Path
 import torch
 import xxhash
 
-from .. import ledger
-from ..errors import CheckpointError
+from .. import collectives, ledger
+from ..errors import CheckpointError, RankError
 from ..ledger import Lane
 from . import files, layout, random_state, retention, safetensors_file, votes
 from .jsontext import encode
@@ -72,11 +73,16 @@ class _Save:
             self.differing = self.find_differing([vote["replicas"] for vote in opened])
             written = votes.agree(what, self.write)
             votes.agree(what, lambda: self.commit(written))
+        except CheckpointError:                              # raised on every rank, so all can wait until nothing is left over
+            self.clean_up()
+            with contextlib.suppress(RankError):
+                collectives.barrier(label=votes.LABEL)
+            raise
         except BaseException:
             self.clean_up()
             raise
-        if self.rank == 0:
-            self.finish()
+        if self.rank == 0 and self.keep_last is not None:
+            retention.prune(self.root, self.target, self.keep_last)
         return self.target
 
     @property
@@ -194,6 +200,7 @@ class _Save:
         except OSError:
             layer.rename(self.target, self.temporary)
             raise
+        self.point()
 
     def manifest(self, written: list[dict]) -> Manifest:
         """Put the votes together."""
@@ -212,15 +219,16 @@ class _Save:
         sizes = {name: tuple(facts) for vote in written for name, facts in vote["files"].items()}
         return Manifest(self.step, self.world_size, model, self.model.aliases, optimizer, self.scheduler, self.loader, self.extra, sizes)
 
-    def finish(self) -> None:
-        """Stage 4, rank 0. The checkpoint is safe; what fails here is a warning."""
-        pointer, beside = self.root / layout.POINTER, self.root / f"{layout.temporary_name(self.step, uuid.uuid4().hex)}"
+    def point(self) -> None:
+        """Replace the advisory file `latest`, atomically. The checkpoint is safe by now, so a failure is a warning."""
+        pointer, beside = self.root / layout.POINTER, self.root / layout.temporary_name(self.step, uuid.uuid4().hex)
         try:
-            write_pointer(pointer, beside, self.target.name)
+            with files.Writer(beside) as out:
+                out.write(f"{self.target.name}\n".encode())
+            files.layer().replace(beside, pointer)
+            files.layer().fsync_dir(self.root)
         except OSError as error:
-            warnings.warn(f"could not update {pointer} ({error.strerror}); it is for people only and load does without it", stacklevel=4)
-        if self.keep_last is not None:
-            retention.prune(self.root, self.target, self.keep_last)
+            warnings.warn(f"could not update {pointer} ({error.strerror}); it is for people only and load does without it", stacklevel=6)
 
     def clean_up(self) -> None:
         """Remove the temporary directory after a failure; what cannot be removed is swept by the next save."""
@@ -229,14 +237,6 @@ class _Save:
                 retention.remove_tree(self.temporary)
             except OSError as error:
                 warnings.warn(f"could not remove {self.temporary} ({error.strerror}); the next save tries again", stacklevel=4)
-
-
-def write_pointer(pointer: Path, beside: Path, name: str) -> None:
-    """Replace the advisory file `latest`, atomically."""
-    with files.Writer(beside) as out:
-        out.write(f"{name}\n".encode())
-    files.layer().replace(beside, pointer)
-    files.layer().fsync_dir(pointer.parent)
 
 
 def shard_metadata(mine: dict[str, tuple[LocalTensor, Box]], step: int, rank: int, world_size: int) -> dict[str, str]:

@@ -59,7 +59,8 @@ class LocalTensor:
         if tensor.layout is not torch.strided:
             raise CheckpointError(f"{name} is sparse, which safetensors cannot hold; convert it with to_dense()")
         if tensor.is_conj() or tensor.is_neg():
-            raise CheckpointError(f"{name} is a conjugated or negated view whose bytes are another tensor's; call resolve_conj() and resolve_neg()")
+            raise CheckpointError(f"{name} is a conjugated or negated view, whose bytes are another tensor's; replace it by what "
+                                  "resolve_conj() and resolve_neg() give")
         shape = tuple(tensor.shape)
         with torch.no_grad():
             part = tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

@@ -71,20 +71,22 @@ def agree(what: str, work: Callable[[], object]) -> list:
     votes = poll(work)
     if failure := describe_failure(votes):
         who, why = failure
-        raise CheckpointError(f"{who} could not {what}: {why}")
+        raise CheckpointError(f"{who} {what}: {why}")
     return [vote.value for vote in votes]
 
 
 def describe_failure(votes: list[Vote]) -> tuple[str, str] | None:
-    """Who failed and why, in words; None when nobody did. Of several causes the first rank's is told."""
+    """Who failed ("rank 1 could not") and why; None when nobody did. Of several causes the first rank's is told."""
     failed = [vote for vote in votes if vote.error]
     if not failed:
         return None
     same = [vote.rank for vote in failed if vote.error == failed[0].error]
-    if len(same) == len(votes) and len(votes) > 1:
-        who = "every rank"
+    if len(votes) == 1:
+        who = "could not"
+    elif len(same) == len(votes):
+        who = "no rank could"
     else:
-        who = f"rank {same[0]}" if len(same) == 1 else "ranks " + ", ".join(map(str, same))
+        who = (f"rank {same[0]}" if len(same) == 1 else "ranks " + ", ".join(map(str, same))) + " could not"
     return who, failed[0].error
 
 
