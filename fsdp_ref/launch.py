@@ -48,7 +48,6 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")                      # more threads than cores cost more than they give
     handled = [name for name in SIGNALS if name == "SIGTERM" or signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
     with tempfile.TemporaryDirectory(prefix="fsdp-ref-train-") as logs:
@@ -57,6 +56,7 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", logs_specs=DefaultLogsSpecs(log_dir=logs),
             signals_to_handle=",".join(handled))
         os.environ[train.PARENT] = str(os.getpid())
+        logging.disable(logging.CRITICAL)                              # what elastic would log, the one line below says
         try:
             elastic_launch(config, sys.executable)("-m", "fsdp_ref.train", *argv)
             return 0
@@ -67,6 +67,7 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
         except KeyboardInterrupt:
             line, code = "stopped by SIGINT before the ranks were up; start it again", 130
         finally:
+            logging.disable(logging.NOTSET)
             del os.environ[train.PARENT]                               # a torchrun started from this process later is its own parent
     print(f"fsdp-ref train: {line}", file=sys.stderr)
     return code

@@ -74,13 +74,8 @@ def _watch_parent() -> None:
     parent = int(os.environ.get(PARENT, 0)) or (os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else 0)
     if not parent:
         return
-    import psutil
-
     from . import world
-    try:
-        world.die_with_parent(parent)
-    except psutil.NoSuchProcess:                             # it was gone before we looked
-        os._exit(1)
+    world.die_with_parent(parent)
     if os.getppid() != parent:
         os._exit(1)
 

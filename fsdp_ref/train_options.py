@@ -46,7 +46,7 @@ class Options:
     heads: int = 4
     context: int = 64
     batch: int = 32
-    lr: float = 4e-3
+    lr: float = 3e-3
     warmup: int = 20
     dropout: float = 0.0
     seed: int = 0

@@ -216,17 +216,17 @@ def _first_line(error: BaseException) -> str:
 def die_with_parent(parent: int | None = None, poll: float = 0.5) -> None:
     """Start a thread that ends this process, at once and whatever it is doing, when `parent` (default: the process that started
     this one) is gone. Polling works on Linux and macOS, and also where signals are ignored."""
-    watched = psutil.Process(os.getppid() if parent is None else parent)
 
     def watch() -> None:
-        while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(poll)
+        try:
+            while watched.is_running() and watched.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(poll)
+        except psutil.NoSuchProcess:
+            pass
         os._exit(1)
 
-    def safely() -> None:
-        try:
-            watch()
-        except psutil.NoSuchProcess:
-            os._exit(1)
-
-    threading.Thread(target=safely, name="die-with-parent", daemon=True).start()
+    try:
+        watched = psutil.Process(os.getppid() if parent is None else parent)
+    except psutil.NoSuchProcess:                          # it was gone before we looked
+        os._exit(1)
+    threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
