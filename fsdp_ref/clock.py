@@ -1,10 +1,15 @@
-"""One clock for CPU and GPU: a moment on a CUDA stream is an event now and a number of seconds once the device has passed it."""
+"""One clock for CPU and GPU: a moment on a CUDA stream is an event now and a number of seconds once the device has passed it.
+
+torch is imported only where a stream is given: whoever reads a ledger or draws it does not wait for torch.
+"""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class CudaStamp:
@@ -16,6 +21,7 @@ class CudaStamp:
     _base: tuple[float, torch.cuda.Event] | None = None
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
+        import torch
         if CudaStamp._base is None:
             torch.cuda.synchronize()
             origin = torch.cuda.Event(enable_timing=True)

@@ -99,17 +99,18 @@ def load(source: str | os.PathLike | None = None) -> Corpus:
 
 
 def _stdlib_files(root: Path) -> Iterator[Path]:
-    return (path for path in _files_under(root) if path.suffix == ".py" and LEFT_OUT.isdisjoint(path.relative_to(root).parts))
+    return (path for path in _files_under(root, LEFT_OUT) if path.suffix == ".py")
 
 
-def _files_under(root: Path) -> Iterator[Path]:
-    """Plain files below `root`, without hidden files and folders."""
+def _files_under(root: Path, left_out: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """Plain files below `root`, without hidden files and folders, and without what has a name in `left_out`."""
     def fail(error: OSError) -> None:
         raise DataError(f"cannot look into {error.filename} ({error.strerror}); make it readable or choose another --data")
 
     for folder, inner, names in os.walk(root, onerror=fail):
-        inner[:] = [name for name in inner if not name.startswith(".")]
-        yield from (path for name in names if not name.startswith(".") and (path := Path(folder, name)).is_file())
+        inner[:] = [name for name in inner if not name.startswith(".") and name not in left_out]
+        names = [name for name in names if not name.startswith(".") and name not in left_out]
+        yield from (path for name in names if (path := Path(folder, name)).is_file())
 
 
 def _read_all(paths: list[Path], skip_binary: bool) -> tuple[list[bytes], bool]:

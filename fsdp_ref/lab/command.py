@@ -5,6 +5,7 @@ It must never outlive the kernel: ranks watch the command (see world.die_with_pa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,6 +33,7 @@ class Training:
         words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         command = [sys.executable, "-m", "fsdp_ref.lab.command", str(os.getpid()), "train", "--out", str(self.out), *words]
         self._errors: str | None = None
+        self._family: list[psutil.Process] = []
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
 
     def losses(self) -> dict[int, str]:
@@ -43,7 +45,9 @@ class Training:
     def until_step(self, step: int) -> Training:
         """Wait until `step` has been logged. Raises RankError when the command ends before, or does not come there in time."""
         deadline = time.monotonic() + LIMIT
-        while max(self.losses(), default=0) < step:
+        while max(losses := self.losses(), default=0) < step:
+            if losses and not self._family:
+                self._family = self._find_family()             # now, so that the kill itself takes no time
             if self._process.poll() is not None:
                 raise RankError(f"the training command ended before step {step}: {self._last_words()}")
             if time.monotonic() > deadline:
@@ -53,12 +57,19 @@ class Training:
         return self
 
     def kill(self) -> dict[str, int]:
-        """SIGKILL the command; nothing of it gets a chance to tidy up. Returns how many of its processes lived, and live now."""
-        family = [*psutil.Process(self._process.pid).children(recursive=True), psutil.Process(self._process.pid)]
-        os.kill(self._process.pid, signal.SIGKILL)
+        """SIGKILL the command and its ranks, so that nothing of it can tidy up. Returns how many processes there were, and are now."""
+        family = self._family or self._find_family()
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
         _, alive = psutil.wait_procs(family, timeout=10)
         self._process.wait(timeout=10)
         return {"before": len(family), "after": len(alive)}
+
+    def _find_family(self) -> list[psutil.Process]:
+        """The ranks, and the command that started them."""
+        command = psutil.Process(self._process.pid)
+        return [*command.children(recursive=True), command]
 
     def finish(self) -> Training:
         """Wait for the end. Raises RankError with the command's own words when it failed."""

@@ -12,7 +12,6 @@ import ipyparallel as ipp
 from IPython import get_ipython
 
 from ..errors import WorldError
-from . import member
 from .processes import Processes
 
 START = 60.0            # seconds the processes may take to come up
@@ -81,9 +80,15 @@ class Engines:
     def _join(self, timeout: float, device: str) -> dict[str, str]:
         """Have every rank join the process group; return what rank 0 says about it."""
         store = str(self.processes.home / "store")
-        calls = [self.client[rank].apply_async(member.join, rank, self.size, store, timeout, device) for rank in range(self.size)]
+        calls = [self.client[rank].apply_async(_join, rank, self.size, store, timeout, device) for rank in range(self.size)]
         self._wait(lambda: all(call.done() for call in calls), max(timeout, JOIN) + 10, "joining the process group")
         try:
             return [call.get(timeout=5) for call in calls][0]
         except ipp.error.RemoteError as error:
             raise WorldError(str(error.evalue)) from error
+
+
+def _join(*facts: object) -> dict[str, str]:
+    """Runs in a rank. The notebook's kernel knows it by name alone, so that it need not import torch."""
+    from fsdp_ref.lab import member
+    return member.join(*facts)

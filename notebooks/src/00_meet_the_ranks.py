@@ -61,15 +61,15 @@ print(len({os.getpid(), *pids}), "different processes: this notebook and", len(p
 # Training keeps weights, gradients and the optimizer's moments. **DDP** keeps all of them on every rank. **ZeRO-3** (what PyTorch
 # calls FSDP) cuts each into slices, one a rank, and puts a layer's weights together only while it computes.
 #
-# The function below trains a small GPT on text (bytes of Python's own library) and records what its rank did. It runs in the ranks.
+# The function below trains a small GPT on the bytes of some text and records what its rank did. It runs in the ranks.
 
 # %%
-def train(placements, steps=4):
+def train(placements, text, steps=4):
     """Train on this rank; return the losses and everyone's ledger."""
     torch.manual_seed(0)
     model = data_parallel(models.GPT(models.GPTConfig(dim=96, layers=3, context=30)), placements)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    loader = data.Loader(data.load(), context=30, batch=16, rank=rank, ranks=world_size)
+    loader = data.Loader(data.load(text), context=30, batch=16, rank=rank, ranks=world_size)
     with record(strategy=placements.name) as mine:
         losses = [one_step(model, optimizer, loader, f"step {step}") for step in range(steps)]
     return losses, collectives.gather_ledgers(mine)
@@ -94,11 +94,15 @@ def one_step(model, optimizer, loader, name):
 # **Guess:** will the two ways give the same losses? Which one sends more bytes?
 
 # %%
+import asyncio
+from pathlib import Path
+
 from fsdp_ref import DDP, ZERO3
 
+text = Path(asyncio.__file__).parent  # the source of one package of Python's library: half a megabyte
 losses, ledgers = {}, {}
 for placements in (DDP, ZERO3):
-    losses[placements.name], ledgers[placements.name] = lab.run(train, placements)[0]
+    losses[placements.name], ledgers[placements.name] = lab.run(train, placements, text)[0]
 
 # %% tags=["nbval-check-output"]
 for ddp, zero3 in zip(losses["DDP"], losses["ZeRO-3"], strict=True):
@@ -206,30 +210,31 @@ print("the old variables are gone:", lab.run(lambda: "mine" not in globals()))
 # %% [markdown]
 # ## A training run dies
 #
-# Losing variables is bearable in a notebook and terrible after a week of training, so runs save **checkpoints**. Next, the
-# training command (its own processes, nothing to do with the pool) trains 16 steps and saves every 5. It is killed outright after step 12.
+# Losing variables is bearable in a notebook and terrible after a week of training, so runs save **checkpoints**. Next, the training
+# command (its own processes, nothing to do with the pool) runs twice with the same seed: 50 steps, saved every 20. One of the two is
+# killed outright after step 24, all its processes at once.
 
 # %%
 lab.stop()
 import shutil
 import tempfile
-from pathlib import Path
 
 runs = Path(tempfile.mkdtemp(prefix="fsdp-ref-notebook-"))
-options = dict(ranks=2, steps=16, save_every=5, dim=64, layers=2, context=32, dropout=0.1, eval_every=0, eval_windows=8)
-killed = Training(runs / "killed", **options).until_step(12)
-print(killed.kill())
+options = dict(data=text, ranks=2, steps=50, save_every=20, dim=64, layers=2, context=32, dropout=0.1, eval_every=0, eval_windows=8)
+undisturbed = Training(runs / "undisturbed", **options)
+killed = Training(runs / "killed", **options).until_step(24)
+print("processes of the run before and after the kill:", killed.kill())
 
 # %% tags=["nbval-check-output"]
-print("checkpoints left:", sorted(path.name for path in (runs / "killed" / "checkpoints").glob("step-*[0-9]")))
+print("checkpoints left:", [path.name for path in (runs / "killed" / "checkpoints").glob("step-????????")])
 
 # %% [markdown]
-# Steps 11 and 12 are lost. `--resume auto` goes on from step 10: weights, moments, learning rate, place in the text, and each rank's
-# own random numbers (this run uses dropout). For comparison, a second run is never disturbed.
+# Everything after step 20 is lost. `--resume auto` goes on from there: weights, moments, learning rate, place in the text, and each
+# rank's own random numbers (this run uses dropout).
 
 # %%
 resumed = Training(runs / "killed", **options, resume="auto").finish()
-undisturbed = Training(runs / "undisturbed", **options).finish()
+undisturbed.finish()
 
 # %% tags=["nbval-check-output"]
 same = [resumed.losses()[step] == loss for step, loss in undisturbed.losses().items()]
@@ -237,7 +242,8 @@ print(f"{sum(same)} of {len(same)} losses have the same bits")
 shutil.rmtree(runs)
 
 # %% [markdown]
-# Not *nearly* the same: the same bits, in all 16 steps. That is what "exact resume" means, and a test of this project checks it.
+# Not *nearly* the same: the same bits, in all 50 steps, those before the kill and those after it. That is what "exact resume" means,
+# and a test of this project checks it.
 
 # %% [markdown]
 # ## What to take along
