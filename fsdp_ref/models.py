@@ -67,6 +67,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Mix each position with those before it: (B, T, C) -> (B, T, C)."""
         B, T, C = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.heads, C // self.heads).permute(2, 0, 3, 1, 4)     # 3 x (B, H, T, C/H)
         dropout = self.dropout if self.training else 0.0

@@ -200,8 +200,10 @@ class Trainer:
         """A step with the ledger on; rank 0 writes RUN/ledger.json with the rows of every rank."""
         facts = {"strategy": PLACEMENTS[self.options.strategy].name, "world_size": self.here.size, "backend": self.here.backend,
                  "device": self.here.device.type, "step": self.step + 1}
-        with ledger.record(**facts) as mine, ledger.mark("step"):
-            row = self.train_step()
+        with ledger.record(**facts) as mine:
+            collectives.barrier()                            # so that the picture does not begin with ranks waiting for each other
+            with ledger.mark("step"):
+                row = self.train_step()
         everyone = collectives.gather_ledgers(mine)
         if self.folder is not None:
             everyone.save(self.out / "ledger.json")

@@ -1,0 +1,79 @@
+"""The house rules that a reader relies on: short files and functions, imports that run one way, docstrings on what is public."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "fsdp_ref"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
+FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "world", "collectives")
+MAY_IMPORT = {
+    "errors": (), "rows": (), "clock": (),
+    "placements": ("errors",),
+    "ledger": ("errors", "rows", "clock"),
+    "world": ("errors", "ledger"),
+    "collectives": ("errors", "ledger", "world", "clock"),
+    "engine": FOUNDATION,
+    "models": ("errors",), "data": ("errors",),
+    "checkpoint": (*FOUNDATION, "engine"),
+    "viz": ("errors", "rows", "ledger"),
+    "selftest": FOUNDATION,
+}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The top-level parts of the package that a file imports, anywhere in it (imports for type checking alone left out)."""
+    tree = ast.parse(path.read_text())
+    hidden = {id(node) for block in ast.walk(tree) if isinstance(block, ast.If) and "TYPE_CHECKING" in ast.dump(block.test)
+              for node in ast.walk(block)}
+    depth = len(path.relative_to(PACKAGE).parts)
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.ImportFrom):
+            if node.level == depth:                              # from .. import x / from ..x import y, seen from the package's root
+                found |= {node.module.split(".")[0]} if node.module else {alias.name for alias in node.names}
+            elif node.level == 0 and (node.module or "").split(".")[0] == "fsdp_ref":
+                found |= {node.module.split(".")[1]} if "." in node.module else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("fsdp_ref.")}
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_files_and_functions_are_short_and_documented(path):
+    text = path.read_text()
+    tree = ast.parse(text)
+    assert len(text.splitlines()) <= 300, "split the file where the idea splits"
+    assert ast.get_docstring(tree), "say what the part is for"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            if not node.name.startswith("_") and not any(node in getattr(parent, "body", ()) for parent in ast.walk(tree)
+                                                         if isinstance(parent, ast.FunctionDef)):
+                assert ast.get_docstring(node) or len(node.body) <= 4, f"{node.name} is public and says nothing"
+        if isinstance(node, ast.FunctionDef):
+            assert node.end_lineno - node.lineno < 50, f"{node.name} has 50 lines or more"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path):
+    part, imported = part_of(path), imported_parts(path)
+    if part not in ("lab", "__init__"):
+        assert "lab" not in imported, "nothing imports the lab"
+    if part in MAY_IMPORT:
+        assert imported <= {part, *MAY_IMPORT[part]}, f"{part} may import {MAY_IMPORT[part]}"
+
+
+def test_the_rule_above_sees_imports():
+    assert {"ledger", "errors"} <= imported_parts(PACKAGE / "world.py")
+    assert "collectives" in imported_parts(PACKAGE / "engine" / "unit.py")
+    assert "errors" in imported_parts(PACKAGE / "viz" / "picture.py")
