@@ -202,6 +202,8 @@ class UnitHooks:
             unit.reshard()
         if unit.sync_gradients:
             self.schedule.reduce(unit)
+        else:
+            unit.keep_gradients()
 
     def end_backward(self) -> None:
         """Nothing is left of this backward: do what no marker did, and be ready for the next forward."""

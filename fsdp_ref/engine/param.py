@@ -58,6 +58,7 @@ class ShardedParam:
         self.identity = param.__dict__.setdefault("_fsdp_ref_identity", object())   # survives sharding: finds ties split over units
         self.sharded: nn.Parameter = param
         self.full: nn.Parameter | None = param if self.replicated else None
+        self.kept: torch.Tensor | None = None               # gradients of backwards without sync, where they are kept in another dtype
         if self.replicated:
             self.first, self.rows = 0, param.shape[0] if param.ndim else 1
             self.chunk = self.rows
@@ -147,9 +148,17 @@ class ShardedParam:
         return True
 
     def take_gradient(self) -> torch.Tensor | None:
-        """The gradient autograd left on the whole parameter, removed from it; None if there is none."""
+        """The gradient autograd left on the whole parameter, with what was kept before; removed from both. None if there is none."""
         grad, self.full.grad = self.full.grad, None
-        return grad
+        if self.kept is None:
+            return grad
+        kept, self.kept = self.kept, None
+        return kept if grad is None else kept.add_(grad)
+
+    def keep_gradient(self, dtype: torch.dtype) -> None:
+        """Put the gradient aside in `dtype`, unreduced: bf16 gradients of many micro-batches would swallow each other's small parts."""
+        if self.full.grad is not None and self.full.grad.dtype != dtype:
+            self.kept = self.take_gradient().to(dtype)
 
     def add_gradient(self, own: torch.Tensor) -> None:
         """Add this rank's rows of the reduced gradient to the shard's `.grad` (create it where there is none)."""

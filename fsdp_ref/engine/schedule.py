@@ -112,7 +112,7 @@ class Schedule:
             hooks.unit.reshard()
             for param in hooks.unit.params:
                 if param.full is not None and not param.replicated:
-                    param.full.grad = None
+                    param.full.grad = param.kept = None
         self.forget_order()
         self.forward_root, self.callback_queued = None, False
 

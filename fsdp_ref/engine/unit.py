@@ -217,7 +217,7 @@ class Unit:
 
     def start_reduction(self) -> bool:
         """Reduce the gradients that backward left on the whole parameters; False if there are none. They are freed at once."""
-        pairs = [(p, p.take_gradient()) for p in self.params if p.full is not None and p.full.grad is not None]
+        pairs = [(p, p.take_gradient()) for p in self.params if p.full is not None and (p.full.grad is not None or p.kept is not None)]
         if not pairs:
             self._strike("grad")
             return False
@@ -225,6 +225,12 @@ class Unit:
         self.reduction = Reduction(self, pairs)
         self._strike("grad")
         return True
+
+    def keep_gradients(self) -> None:
+        """A backward without sync is over: accumulate in the dtype of the reduction (torch's rule)."""
+        for param in self.params:
+            if param.full is not None and self.policy.reduce_dtype is not None:
+                param.keep_gradient(self.policy.reduce_dtype)
 
     def finish_reduction(self) -> None:
         """Wait for the reduction and put its result where the optimizer looks for it."""

@@ -118,7 +118,7 @@ def test_frozen_parameters_rest_and_can_be_thawed(ranks):
     assert all(ranks(2, _frozen))
 
 
-def _low_precision(rank, world):
+def _low_precision(rank, world, accumulate):
     def build(apply, policy):
         model, mesh = toy(), init_device_mesh("cpu", (world,))
         low = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
@@ -128,6 +128,11 @@ def _low_precision(rank, world):
 
     ours, theirs = build(fully_shard, MixedPrecisionPolicy), build(torch_fully_shard, TorchPolicy)
     for step in range(2):
+        for micro in range(3 if accumulate else 0):
+            for model in (ours, theirs):
+                model.set_requires_gradient_sync(False)
+                loss_of(model, batch(10 + micro, rank)).backward()
+                model.set_requires_gradient_sync(True)
         losses = [loss_of(model, batch(step, rank)) for model in (ours, theirs)]
         assert torch.equal(*losses) and losses[0].dtype == torch.float32
         for loss in losses:
@@ -139,7 +144,8 @@ def _low_precision(rank, world):
 
 
 def test_bf16_compute_keeps_fp32_shards_and_torchs_bits(ranks):
-    assert all(ranks(3, _low_precision))
+    assert all(ranks(3, _low_precision, False))
+    assert all(ranks(3, _low_precision, True))             # gradients of unsynced micro-batches are kept in fp32
 
 
 @dataclass
