@@ -21,6 +21,9 @@ place from the unit's list and prefetches the unit that stood before *that* use.
 [Note: recompute] Activation checkpointing runs forward again inside backward. A unit in its backward phase then only makes sure that
 its weights are there; freeing them is still the business of `post_backward`.
 
+[Note: part of a unit alone] With `fully_shard([norm, head])` somebody may call `head` alone, once a chunk of the loss, and run backward
+for each. The unit's forward is never complete, so no output was hooked and no end of backward will come: the marker does all of it.
+
 [Note: a step that was cut short] After an exception inside forward or backward the phases are stale. A new forward of the root that meets
 "forward" (outside a registered method), or "backward" while autograd is not running, knows that and forgets the broken step first.
 """
@@ -94,8 +97,8 @@ class UnitHooks:
         args, kwargs = self._cast_inputs(args, kwargs)
         unit.unshard("forward")
         unit.wait_unshard()
-        args, kwargs = self._mark_inputs(args, kwargs)
         if first_of_unit:
+            args, kwargs = self._mark_inputs(args, kwargs)
             for target in self.forward_prefetch:
                 target.unshard("forward")
             self._began = ledger.now()
@@ -197,11 +200,14 @@ class UnitHooks:
         unit = self.unit
         if self.phase is Phase.BACKWARD:
             ledger.add_event(Lane.COMPUTE, "backward", unit.name, "backward", self._began, ledger.now())
-        self.phase = Phase.REDUCED
+        partly = self.phase is Phase.FORWARD                                        # [Note: part of a unit alone]
+        self.phase = Phase.IDLE if partly else Phase.REDUCED
         if unit.reshard_after_backward:
             unit.reshard()
         if unit.sync_gradients:
             self.schedule.reduce(unit)
+            if partly:
+                unit.finish_reduction()
         else:
             unit.keep_gradients()
 

@@ -76,6 +76,13 @@ class Reduction:
         else:
             self._hand_over_whole()
 
+    def drop(self) -> None:
+        """Wait, and throw the result away."""
+        if self.pending is not None:
+            self.pending.wait()
+        self.buffer = self.output = None
+        ledger.free(self.token)
+
     def _hand_over_shards(self) -> None:
         """The output is this rank's padded chunks; each parameter's `.grad` becomes a view of the rows that are real."""
         dtype = self.params[0].dtype

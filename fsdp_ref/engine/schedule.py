@@ -106,13 +106,11 @@ class Schedule:
     def reset(self) -> None:
         """Forget a step that an exception cut short: finish what is on its way, free, drop its gradients."""
         while self.reducing:
-            self.reducing.pop(0).finish_reduction()
+            self.reducing.pop(0).drop_gradients()
         for hooks in self.all:
             hooks.forget()
+            hooks.unit.drop_gradients()
             hooks.unit.reshard()
-            for param in hooks.unit.params:
-                if param.full is not None and not param.replicated:
-                    param.full.grad = param.kept = None
         self.forget_order()
         self.forward_root, self.callback_queued = None, False
 

@@ -190,11 +190,15 @@ class Unit:
                 self._whole[start : start + nbytes * self.world_size].view(self.world_size, nbytes).copy_(rows[:, offset : offset + nbytes])
 
     def _make_whole(self) -> None:
-        """Create the memory of the whole parameters and the Parameters over it, once. [Note: the whole parameter is made once]"""
+        """Create the memory of the whole parameters and the Parameters over it, once. [Note: the whole parameter is made once]
+
+        The first forward may run in inference mode; what is made there could never be trained.
+        """
         self._whole_bytes = self.world_size * self._row_bytes
-        self._whole = torch.empty(self._whole_bytes, dtype=torch.uint8, device=self.device)
-        for param, offset, dtype in zip(self.params, self._offsets, self._gather_dtypes, strict=True):
-            param.make_full(_piece(self._whole, offset * self.world_size, param.numel * self.world_size, dtype))
+        with torch.inference_mode(False):
+            self._whole = torch.empty(self._whole_bytes, dtype=torch.uint8, device=self.device)
+            for param, offset, dtype in zip(self.params, self._offsets, self._gather_dtypes, strict=True):
+                param.make_full(_piece(self._whole, offset * self.world_size, param.numel * self.world_size, dtype))
 
     def _resize(self, nbytes: int) -> None:
         """Give the whole parameters their memory, or take it away. Everything autograd saved keeps pointing at this storage."""
@@ -237,6 +241,16 @@ class Unit:
         if self.reduction is not None:
             reduction, self.reduction = self.reduction, None
             reduction.finish()
+
+    def drop_gradients(self) -> None:
+        """Forget the whole gradients of a step that was cut short, and a reduction of them that is on its way."""
+        if self.reduction is not None:
+            reduction, self.reduction = self.reduction, None
+            reduction.drop()
+        for param in self.params:
+            if param.full is not None and not param.replicated:
+                param.full.grad = param.kept = None
+        self._strike("grad")
 
     # -- books ----------------------------------------------------------------------------------------------------------------
 

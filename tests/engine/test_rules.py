@@ -12,9 +12,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy as TorchPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor
 
+from fsdp_ref import ledger
 from fsdp_ref.engine import FSDPModule, MixedPrecisionPolicy, data_parallel, fully_shard, register_fsdp_forward_method, wrap
 from fsdp_ref.engine.param import chunk_rows
 from fsdp_ref.errors import ConfigError, WorldError
+from fsdp_ref.ledger import Category
 from fsdp_ref.placements import DDP, HSDP, ZERO1, ZERO3
 from tests.engine.toys import Block, batch, loss_of, toy
 
@@ -321,6 +323,11 @@ def _interrupted(rank, world, where, explicit):
     handle.remove()
     if explicit:
         model.reset_iter_state()
+        before = [None if p.grad is None else p.grad.to_local().clone() for p in model.parameters()]
+        model.reset_iter_state()                            # nothing of the broken step arrives later
+        after = [None if p.grad is None else p.grad.to_local() for p in model.parameters()]
+        assert all(a is None and b is None or torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        assert not ledger.live_bytes(Category.REDUCE_SCATTER) and not ledger.live_bytes(Category.UNSHARDED_GRAD)
     model.zero_grad()
     loss_of(model, batch(0, rank)).backward()
     return torch.equal(model.head.weight.grad.full_tensor(), expected)
@@ -330,6 +337,56 @@ def _interrupted(rank, world, where, explicit):
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_step_cut_short_by_an_exception_is_forgotten(ranks, where, explicit):
     assert all(ranks(2, _interrupted, where, explicit))
+
+
+def _inference_first(rank, world):
+    model = toy()
+    data_parallel(model, ZERO3)
+    with torch.inference_mode():
+        model(batch(0, rank))
+    loss_of(model, batch(0, rank)).backward()
+    reference = toy()
+    data_parallel(reference, ZERO3)
+    loss_of(reference, batch(0, rank)).backward()
+    return torch.equal(model.head.weight.grad.to_local(), reference.head.weight.grad.to_local())
+
+
+def test_inference_mode_before_training(ranks):
+    assert all(ranks(2, _inference_first))
+
+
+class Chunked(nn.Module):
+    """Norm and head share a unit; the loss is made chunk by chunk, with a backward for each."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.norm, self.head = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 9)
+
+    def forward(self, x):
+        return self.head(self.norm(self.body(x)))
+
+
+def _chunks(rank, world):
+    def run(model):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(rank))
+        model(x).sum().backward()                           # norm runs before head: its marker must not fire too early
+        hidden = torch.randn(4, 6, generator=torch.Generator().manual_seed(7 + rank), requires_grad=True)
+        for chunk in hidden.chunk(2):
+            model.head(chunk).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    def build(apply):
+        model = Chunked()
+        apply([model.norm, model.head])
+        return apply(model)
+
+    ours, theirs = run(build(fully_shard)), run(build(torch_fully_shard))
+    return all(torch.equal(a.to_local(), b.to_local()) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_modules_that_share_a_unit_together_and_one_alone(ranks):
+    assert all(ranks(2, _chunks))
 
 
 def _outside(rank, world):
