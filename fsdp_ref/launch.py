@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import train, train_run
-from .errors import RankError
+from .errors import ConfigError, RankError
 from .train_options import Options
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ def run(given: dict, argv: list[str]) -> int:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")             # before torch is imported, here and in the ranks
     from . import world
     world.choose_backend(options.ranks, options.device)
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {out} ({error.strerror}); choose another --out") from error
     return _start(options, [*argv, *([] if options.out else ["--out", out])], Path(out))
 
 
@@ -76,8 +80,12 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
 def describe(error: ChildFailedError, out: Path) -> tuple[str, int]:
     """One sentence about the rank that failed first, and the exit code of the command.
 
-    A rank that only reports that another was lost (exit code 3) is not the first cause when there is another.
+    A rank that only reports that another was lost (exit code 3) is not the first cause when there is another: unless that other hung,
+    and was killed by torch elastic only because the first had given it up.
     """
+    for rank, failure in sorted(error.failures.items()):
+        if failure.exitcode == RankError.exit_code and "never arrived" in _message(failure):
+            return f"rank {rank} stopped with exit code {failure.exitcode}: {_message(failure)}; {_how_to_go_on(out)}", failure.exitcode
     rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == RankError.exit_code, item[1].timestamp, item[0]))
     if failure.exitcode < 0:
         hint = ", the system may have run out of memory" if failure.exitcode == -signal.SIGKILL else ""

@@ -110,7 +110,10 @@ class Ledger:
     def save(self, path: str | os.PathLike) -> Path:
         """Write one JSON file; returns its path."""
         path = Path(path)
-        path.write_text(json.dumps(self.to_json()), encoding="utf-8")
+        try:
+            path.write_text(json.dumps(self.to_json()), encoding="utf-8")
+        except OSError as error:
+            raise FsdpRefError(f"cannot write the ledger {path} ({error.strerror}); give a place that exists and has room") from error
         return path
 
     @staticmethod

@@ -44,7 +44,8 @@ def _by_name(runs: list[Path]) -> dict[str, Ledger]:
     for run in runs:
         path = run / "ledger.json" if run.is_dir() else run
         if not path.exists():
-            raise ConfigError(f"there is no ledger at {path}; record one with fsdp-ref train --out {run} --ledger")
+            raise ConfigError(f"there is no ledger at {path}; record a step with --ledger, in a new run or while "
+                              f"going on with this one: fsdp-ref train --out {run} --resume auto --ledger --steps MORE")
         ledger = Ledger.load(path)
         marked = any(event.phase == "mark" and event.name == "step" for event in ledger.events)
         loaded.append((run, ledger.window("step") if marked else ledger))

@@ -7,6 +7,7 @@ show a traceback for an error that a user can act on, nor lose the traceback of 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -58,6 +59,7 @@ def _rank_main(argv: list[str]) -> None:
         _report(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
+        _report("it was interrupted (SIGINT); go on with --resume auto if there is a checkpoint")
         code = 130
     except SystemExit as end:                                # --help
         code = end.code or 0
@@ -94,8 +96,9 @@ def _keep_traceback(out: str | None) -> str:
     text = traceback.format_exc()
     if out is not None and Path(out).is_dir():
         path = Path(out) / f"rank-{os.environ['RANK']}-error.txt"
-        path.write_text(text, encoding="utf-8")
-        return f"the traceback is in {path}"
+        with contextlib.suppress(OSError):                       # the disk may be what failed
+            path.write_text(text, encoding="utf-8")
+            return f"the traceback is in {path}"
     sys.stderr.write(text)
     return "the traceback is above"
 

@@ -101,7 +101,7 @@ def parser() -> Parser:
     add(learning, "eval-windows", "windows of held-out text to look at")
     keeping = p.add_argument_group("keeping and showing")
     add(keeping, "save-every", "steps between two checkpoints; there is one at the end too; 0: none at all")
-    add(keeping, "keep-last", "checkpoints to keep; 0: all")
+    add(keeping, "keep-last", "checkpoints to keep, besides the one the run was resumed from; 0: all")
     add(keeping, "resume", "auto: go on from RUN's newest checkpoint; PATH: from that run or checkpoint; none: from the beginning", str,
         metavar="auto|PATH|none")
     keeping.add_argument("--ledger", action="store_true", help="record one step into RUN/ledger.json, for fsdp-ref show")
@@ -139,6 +139,8 @@ def complete(given: dict, saved: dict | None = None) -> Options:
 
 
 def _check(options: Options) -> None:
+    if options.out is not None and not options.out.strip():
+        raise ConfigError("--out is empty (an unset variable?); give a folder, or leave --out out for a new one under runs/")
     least = {"ranks": 1, "steps": 1, "dim": 1, "layers": 1, "heads": 1, "context": 1, "batch": 1, "eval_windows": 1, "log_every": 1,
              "warmup": 0, "seed": 0, "eval_every": 0, "save_every": 0, "keep_last": 0}
     for name, bound in least.items():

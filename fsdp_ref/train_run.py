@@ -11,6 +11,7 @@ run's log.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import json
@@ -81,7 +82,11 @@ def _from_run(run: Path) -> Start:
     if not checkpoints(run):
         raise CheckpointError(f"{run} has no checkpoint to resume from (the run ended before its first one); "
                               "start it over with --resume none, and --save-every for an earlier checkpoint")
-    return Start(run / "checkpoints", read_config(run))
+    saved = read_config(run)
+    if saved is None:
+        raise ConfigError(f"{run / 'config.json'} is missing, so the model's options are not known; restore the file, or start anew with "
+                          "another --out")
+    return Start(run / "checkpoints", saved)
 
 
 def _refuse_overwriting(run: Path, resume: str | None) -> None:
@@ -160,20 +165,31 @@ class Run:
 
     def log(self, row: dict) -> None:
         """Append one line; it is in the file when this returns (a killed process loses nothing)."""
-        self._log.write(json.dumps(row) + "\n")
-        self._log.flush()
+        try:
+            self._log.write(json.dumps(row) + "\n")
+            self._log.flush()
+        except OSError as error:
+            raise _cannot_write(self.path / "log.jsonl", error) from error
 
     def close(self) -> None:
         """Close the log and give the folder free."""
         for file in (self._log, self._lock):
             if file is not None:
-                file.close()
+                with contextlib.suppress(OSError):             # what could not be written has been told already
+                    file.close()
         self._log = self._lock = None
 
     def _replace(self, name: str, text: str) -> None:
         draft = self.path / f".{name}.tmp"
-        draft.write_text(text, encoding="utf-8")
-        os.replace(draft, self.path / name)
+        try:
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, self.path / name)
+        except OSError as error:
+            raise _cannot_write(self.path / name, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"cannot write {path} ({error.strerror}); free some space or mend the disk, then go on with --resume auto")
 
 
 def read_log(run: Path) -> list[dict]:

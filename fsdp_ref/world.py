@@ -7,9 +7,13 @@ This module must never leave a wait without a limit.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import re
+import signal
 import socket
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -24,6 +28,7 @@ from . import ledger
 from .errors import ConfigError, RankError, WorldError
 
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
+PR_SET_PDEATHSIG = 1    # linux/prctl.h
 GRACE = 3.0             # seconds a failed rank waits for the others to say that they failed too
 
 
@@ -123,7 +128,8 @@ def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: 
             store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
         except Exception as error:
             raise WorldError(f"rank {rank} cannot reach the store at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
-                             f"({_first_line(error)}); is the port taken or blocked? torchrun --standalone picks a free one") from error
+                             f"({_first_line(error)}); did all {size} ranks start, and is the port free? "
+                             "torchrun --standalone picks one") from error
         store = dist.PrefixStore(f"fsdp_ref/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     elif size == 1:
         store = dist.HashStore()
@@ -162,7 +168,8 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
         dead = sorted(rank for rank in silent if not _is_alive(world, rank))
         others = _reports(world, set(range(world.size)) - silent - {world.rank})
     except Exception:                                     # the store died with the rank that held it
-        return RankError(f"{here} failed and the ranks can no longer be asked why ({_first_line(error)}); look for the first error above")
+        return RankError(f"{here} failed, and the store in which the others would say why is gone too "
+                         f"({_first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
     if dead:
         return RankError(f"{_name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
     if silent:
@@ -207,7 +214,9 @@ def _name_ranks(ranks: set[int] | list[int]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What a library's error says, without the place in its source and the advice that follows."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]
 
 
 # -- ranks never outlive their parent -----------------------------------------------------------------------------------------
@@ -230,3 +239,5 @@ def die_with_parent(parent: int | None = None, poll: float = 0.5) -> None:
     except psutil.NoSuchProcess:                          # it was gone before we looked
         os._exit(1)
     threading.Thread(target=watch, name="die-with-parent", daemon=True).start()
+    if sys.platform == "linux" and watched.pid == os.getppid():
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)         # reaches a stopped process too, where no thread runs

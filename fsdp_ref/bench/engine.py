@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     for name in ("ranks", "dim", "layers", "batch", "context", "rounds"):
         if getattr(args, name) < 1:
             raise ConfigError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    if args.json and not args.json.parent.is_dir():
+        raise ConfigError(f"the folder of --json {args.json} does not exist; make it first")
     world.choose_backend(args.ranks, args.device)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(prefix="fsdp-ref-bench-") as home:

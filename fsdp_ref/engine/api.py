@@ -168,10 +168,10 @@ class FSDPModule:
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather this unit's weights now. With `async_op`, returns a handle whose `wait` finishes the gather."""
-        hooks = self._hooks
-        hooks._lazy_init()
-        hooks.unit.unshard()
-        handle = UnshardHandle(hooks.unit)
+        unit = self._hooks.unit
+        unit.repack_if_moved()
+        unit.unshard()
+        handle = UnshardHandle(unit)
         if async_op:
             return handle
         handle.wait()
@@ -188,9 +188,7 @@ class FSDPModule:
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """False: more backwards follow in this step; reductions need not be finished and the forward order is kept."""
-        hooks = self._hooks
-        hooks._lazy_init()
-        hooks.schedule.is_last_backward = is_last_backward
+        (self._hooks.schedule or self._hooks).is_last_backward = is_last_backward
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Change `reshard_after_forward` from the next forward on."""

@@ -61,6 +61,7 @@ class UnitHooks:
         self.unit, self.modules, self.auto_reshard = unit, unit.modules, auto_reshard
         self.schedule: Schedule | None = None
         self.is_root = False
+        self.is_last_backward = True                    # what the user said before there was a schedule
         self.phase = Phase.IDLE
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
@@ -208,6 +209,7 @@ class UnitHooks:
             self.schedule.reduce(unit)
             if partly:
                 unit.finish_reduction()
+                unit.restore_gradients()
         else:
             unit.keep_gradients()
 

@@ -58,6 +58,8 @@ class ShardedParam:
         self.identity = param.__dict__.setdefault("_fsdp_ref_identity", object())   # survives sharding: finds ties split over units
         self.sharded: nn.Parameter = param
         self.full: nn.Parameter | None = param if self.replicated else None
+        self.reduced: torch.Tensor | None = None            # DDP: the gradient of earlier backwards, while a new one is made
+        self.unreduced = False                              # DDP: `.grad` holds gradients of a backward without sync
         self.kept: torch.Tensor | None = None               # gradients of backwards without sync, where they are kept in another dtype
         if self.replicated:
             self.first, self.rows = 0, param.shape[0] if param.ndim else 1
@@ -128,9 +130,13 @@ class ShardedParam:
         self.full = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
 
     def register(self, param: nn.Parameter) -> None:
-        """Let every module that uses this parameter hold `param` (past nn.Module.__setattr__, which is slow and checks names)."""
+        """Let every module that uses this parameter hold `param`: past nn.Module.__setattr__, which is slow and checks names, unless
+        the module has one of its own, which wants to know."""
         for module, name in self.slots:
-            module._parameters[name] = param
+            if type(module).__setattr__ is nn.Module.__setattr__:
+                module._parameters[name] = param
+            else:
+                setattr(module, name, param)
 
     def adopt(self) -> bool:
         """Take over a parameter that was put in the module's place of ours (`to_empty`, `load_state_dict(assign=True)`).
@@ -141,6 +147,9 @@ class ShardedParam:
         found = module._parameters[name]
         if found is self.sharded or found is self.full:
             return False
+        if self.replicated:
+            self.full = self.sharded = found
+            return True
         if not isinstance(found, DTensor) or found.shape != self.shape:
             raise ValueError(f"parameter {self.name} was replaced by a {type(found).__name__} of shape {tuple(found.shape)} after "
                              f"fully_shard; assign a DTensor of shape {tuple(self.shape)} on the same mesh (load_state_dict does)")
@@ -149,7 +158,7 @@ class ShardedParam:
 
     def take_gradient(self) -> torch.Tensor | None:
         """The gradient autograd left on the whole parameter, with what was kept before; removed from both. None if there is none."""
-        grad, self.full.grad = self.full.grad, None
+        grad, self.full.grad, self.unreduced = self.full.grad, None, False
         if self.kept is None:
             return grad
         kept, self.kept = self.kept, None
@@ -166,3 +175,19 @@ class ShardedParam:
             self.sharded.grad = self.as_dtensor(own)
         else:
             self.sharded.grad._local_tensor.add_(own)
+        for hook in (getattr(self.sharded, "_post_accumulate_grad_hooks", None) or {}).values():
+            hook(self.sharded)                              # autograd runs these for leaves it fills itself; this one is ours
+
+    def set_aside(self) -> None:
+        """DDP, before a backward that will be reduced: what was reduced before must not go through the reduction again."""
+        if self.full.grad is not None and not self.unreduced:
+            self.reduced, self.full.grad = self.full.grad, None
+
+    def add_whole_gradient(self, mean: torch.Tensor) -> None:
+        """DDP: add a reduced gradient to what was reduced before. `.grad` belongs to autograd until backward ends; see `restore`."""
+        self.reduced = mean if self.reduced is None else self.reduced.add_(mean)
+
+    def restore(self) -> None:
+        """DDP, at the end of backward: what was reduced becomes `.grad`."""
+        if self.reduced is not None and self.full.grad is None:
+            self.full.grad, self.reduced = self.reduced, None

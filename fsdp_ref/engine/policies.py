@@ -46,20 +46,29 @@ class CPUOffloadPolicy(OffloadPolicy):
 
 
 def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
-    """`value` with `change` applied to every tensor in it: tuples, named tuples, lists, dicts and dataclasses, nested."""
+    """`value` with `change` applied to every tensor in it: tuples, named tuples, lists, dicts and dataclasses, nested.
+
+    A container in which nothing changes is returned as it is, not as a copy: forward may write into it (a cache, say).
+    """
     if isinstance(value, torch.Tensor):
         return change(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(change, item) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(map_tensors(change, item) for item in value)
+        items = [map_tensors(change, item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
+        changed = {key: new for key, old in value.items() if (new := map_tensors(change, old)) is not old}
+        if not changed:
+            return value
         copy = value.copy()                                       # keeps the type: OrderedDict, transformers' ModelOutput, ...
-        for key, item in value.items():
-            copy[key] = map_tensors(change, item)
+        for key, item in changed.items():
+            copy[key] = item
         return copy
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{f.name: map_tensors(change, getattr(value, f.name)) for f in fields(value) if f.init})
+        old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        changed = {name: new for name, item in old.items() if (new := map_tensors(change, item)) is not item}
+        return replace(value, **changed) if changed else value
     return value
 
 

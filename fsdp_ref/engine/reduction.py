@@ -32,11 +32,15 @@ class Reduction:
         self.params = [param for param, _ in pairs]
         grads = [grad for _, grad in pairs]
         self.dtype = _reduction_dtype(unit, grads)
-        self.op = dist.ReduceOp.AVG if unit.divide_factor is None else dist.ReduceOp.SUM
+        self.op, before, self.divide_after = _division(unit, self.dtype)
         scatter = unit.placements.gradient is Placement.SHARD
         self.buffer = self._copy_in_chunks(grads) if scatter else self._copy_in_whole(grads)
         category = Category.REDUCE_SCATTER if scatter else Category.UNSHARDED_GRAD
         self.token = ledger.allocate(category, unit.name, self.buffer.numel() * self.buffer.element_size())
+        if scatter:
+            weakref.finalize(self, ledger.free, self.token)                         # also when an exception ends the step before
+        if before != 1:
+            self.buffer.div_(before)
         if unit.reduce_stream is not None:
             unit.reduce_stream.wait_stream(torch.cuda.current_stream())
         self.pending, self.output = self._start(scatter)
@@ -69,8 +73,8 @@ class Reduction:
         """Wait, divide if the user gave a factor of their own, and hand the gradients over."""
         if self.pending is not None:
             self.pending.wait()
-        if self.unit.divide_factor is not None:
-            self.output.div_(self.unit.divide_factor)
+        if self.divide_after != 1:
+            self.output.div_(self.divide_after)
         if self.unit.placements.gradient is Placement.SHARD:
             self._hand_over_shards()
         else:
@@ -85,7 +89,8 @@ class Reduction:
 
     def _hand_over_shards(self) -> None:
         """The output is this rank's padded chunks; each parameter's `.grad` becomes a view of the rows that are real."""
-        dtype = self.params[0].dtype
+        dtypes = {param.dtype for param in self.params}
+        dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype                    # mixed: each is cast by itself, below
         flat = self.output.to(dtype, copy=True) if not self.output.is_cuda else self.output.to(dtype)   # let go of the big buffer
         self.buffer = self.output = None
         ledger.free(self.token)
@@ -96,18 +101,36 @@ class Reduction:
             own = flat[start : start + param.rows * math.prod(param.shape[1:])].view(param.rows, *param.shape[1:])
             param.add_gradient(own.to(param.dtype))
             start += param.numel
-        if created:
-            weakref.finalize(created[-1].sharded.grad, ledger.free, token)          # zero_grad tells nobody
+        if created and (grad := created[-1].sharded.grad) is not None:
+            weakref.finalize(grad, ledger.free, token)                              # zero_grad tells nobody
+        else:
+            ledger.free(token)
 
     def _hand_over_whole(self) -> None:
         """DDP: `.grad` becomes a view of the reduced buffer, so the result is not copied back."""
         start = 0
         for param in self.params:
             view = self.buffer[start : start + param.full.numel()].view(param.shape)
-            param.full.grad = view.to(param.dtype)
+            mean = view.to(param.dtype)
+            param.add_whole_gradient(mean)
             start += param.full.numel()
-        weakref.finalize(self.params[-1].full.grad, ledger.free, self.token)
+        weakref.finalize(mean, ledger.free, self.token)                             # it is, or was added to, the `.grad` to be
         self.buffer = self.output = None
+
+
+def _division(unit: Unit, dtype: torch.dtype) -> tuple[dist.ReduceOp.RedOpType, float, float]:
+    """How the sum becomes a mean: the operation, and what to divide by before it and after it.
+
+    fp16 ends at 65504: a sum over many ranks would overflow and the mean of it come too late, so about the root of the divisor goes
+    first (torch's rule, `_get_gradient_divide_factors`: 8 = 4 * 2, 4 = 2 * 2, 2 = 2 * 1).
+    """
+    total = float(unit.world_size if unit.divide_factor is None else unit.divide_factor)
+    if dtype is torch.float16:
+        before = 1.0
+        while total % before == 0 and total / before > before:
+            before *= 2
+        return dist.ReduceOp.SUM, before, total / before
+    return (dist.ReduceOp.AVG, 1, 1) if unit.divide_factor is None else (dist.ReduceOp.SUM, 1, total)
 
 
 def _reduction_dtype(unit: Unit, grads: list[torch.Tensor]) -> torch.dtype:

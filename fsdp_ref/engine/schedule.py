@@ -28,7 +28,7 @@ class Schedule:
         self.reducing: list[Unit] = []
         self.forward_root: UnitHooks | None = None
         self.callback_queued = False
-        self.is_last_backward = True
+        self.is_last_backward = root.is_last_backward
         self._name_units(root.modules[0])
         _refuse_split_ties(self.all)
         if root.unit.device.type == "cuda":
@@ -93,6 +93,8 @@ class Schedule:
         if self.is_last_backward:
             while self.reducing:
                 self.reducing.pop(0).finish_reduction()
+            for hooks in self.all:
+                hooks.unit.restore_gradients()
             self.forget_order()
 
     def forget_order(self) -> None:

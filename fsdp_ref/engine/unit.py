@@ -31,6 +31,7 @@ from .. import collectives, ledger
 from ..collectives import Label, Pending
 from ..ledger import Category
 from ..placements import Placement, Placements
+from .memory import lay_out, piece
 from .param import ShardedParam
 from .policies import MixedPrecisionPolicy
 from .reduction import Reduction
@@ -83,22 +84,26 @@ class Unit:
 
         Called again when something gave the shards other memory or another dtype.
         """
-        self._shard_offsets, total = _lay_out([(p.numel, p.dtype) for p in self.params])
+        self._shard_offsets, total = lay_out([(p.numel, p.dtype) for p in self.params])
         home = self.params[0].local.device if self.params else self.device
         self._flat = torch.empty(total, dtype=torch.uint8, device=home)
         for param, offset in zip(self.params, self._shard_offsets, strict=True):
             param.place_shard(self._flat[offset : offset + param.numel * param.dtype.itemsize])
         self._gather_dtypes = [self._compute_dtype(p) for p in self.params]
         self._casts = self._gather_dtypes != [p.dtype for p in self.params]
-        self._offsets, self._row_bytes = _lay_out([(p.numel, d) for p, d in zip(self.params, self._gather_dtypes, strict=True)])
+        self._offsets, self._row_bytes = lay_out([(p.numel, d) for p, d in zip(self.params, self._gather_dtypes, strict=True)])
         self._whole = None
         self.enter_books()
 
     def repack_if_moved(self) -> None:
         """Pack again if any shard is no longer part of the flat memory (`module.to`, `to_empty`, an assigned state dict)."""
-        if not self.sharded:
-            return
         adopted = [param.adopt() for param in self.params]
+        if not self.sharded:
+            if any(adopted) or any(p.full.dtype != p.dtype or p.full.device != p.device for p in self.params):
+                for param in self.params:
+                    param.dtype, param.device = param.full.dtype, param.full.device
+                self.enter_books()
+            return
         at = self._flat.data_ptr()
         moved = [p.local.dtype != p.dtype or p.local.device != self._flat.device or (p.local.numel() and p.local.data_ptr() != at + offset)
                  for p, offset in zip(self.params, self._shard_offsets, strict=True)]
@@ -170,7 +175,7 @@ class Unit:
             return self._flat
         cast = torch.empty(self._row_bytes, dtype=torch.uint8, device=self.device)
         for param, at, offset, dtype in zip(self.params, self._shard_offsets, self._offsets, self._gather_dtypes, strict=True):
-            _piece(cast, offset, param.numel, dtype).copy_(_piece(self._flat, at, param.numel, param.dtype))
+            piece(cast, offset, param.numel, dtype).copy_(piece(self._flat, at, param.numel, param.dtype))
         return cast
 
     def _copy_out(self, gathered: torch.Tensor) -> None:
@@ -184,9 +189,8 @@ class Unit:
         self._resize(self._whole_bytes)
         rows = gathered.view(self.world_size, self._row_bytes)
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(self._whole):
-            for param, offset, dtype in zip(self.params, self._offsets, self._gather_dtypes, strict=True):
+            for param, offset, start, dtype in zip(self.params, self._offsets, self._whole_offsets, self._gather_dtypes, strict=True):
                 nbytes = param.numel * dtype.itemsize
-                start = offset * self.world_size
                 self._whole[start : start + nbytes * self.world_size].view(self.world_size, nbytes).copy_(rows[:, offset : offset + nbytes])
 
     def _make_whole(self) -> None:
@@ -194,11 +198,12 @@ class Unit:
 
         The first forward may run in inference mode; what is made there could never be trained.
         """
-        self._whole_bytes = self.world_size * self._row_bytes
+        sizes = [(param.numel * self.world_size, dtype) for param, dtype in zip(self.params, self._gather_dtypes, strict=True)]
+        self._whole_offsets, self._whole_bytes = lay_out(sizes, align=64)          # as torch's allocator does: kernels like it
         with torch.inference_mode(False):
             self._whole = torch.empty(self._whole_bytes, dtype=torch.uint8, device=self.device)
-            for param, offset, dtype in zip(self.params, self._offsets, self._gather_dtypes, strict=True):
-                param.make_full(_piece(self._whole, offset * self.world_size, param.numel * self.world_size, dtype))
+            for param, offset, (numel, dtype) in zip(self.params, self._whole_offsets, sizes, strict=True):
+                param.make_full(piece(self._whole, offset, numel, dtype))
 
     def _resize(self, nbytes: int) -> None:
         """Give the whole parameters their memory, or take it away. Everything autograd saved keeps pointing at this storage."""
@@ -215,6 +220,9 @@ class Unit:
 
     def expect_gradients(self) -> None:
         """Backward of this unit begins: from now on whole gradients come into being."""
+        if not self.sharded and self.sync_gradients:
+            for param in self.params:
+                param.set_aside()
         if "grad" not in self._books and all(p.full is None or p.full.grad is None for p in self.params):
             nbytes = sum(p.full.numel() * p.full.element_size() for p in self.params if p.full is not None and p.full.requires_grad)
             self._enter("grad", Category.UNSHARDED_GRAD, nbytes)
@@ -222,10 +230,10 @@ class Unit:
     def start_reduction(self) -> bool:
         """Reduce the gradients that backward left on the whole parameters; False if there are none. They are freed at once."""
         pairs = [(p, p.take_gradient()) for p in self.params if p.full is not None and (p.full.grad is not None or p.kept is not None)]
+        self.finish_reduction()
         if not pairs:
             self._strike("grad")
             return False
-        self.finish_reduction()
         self.reduction = Reduction(self, pairs)
         self._strike("grad")
         return True
@@ -233,8 +241,14 @@ class Unit:
     def keep_gradients(self) -> None:
         """A backward without sync is over: accumulate in the dtype of the reduction (torch's rule)."""
         for param in self.params:
+            param.unreduced = param.full is not None and param.full.grad is not None
             if param.full is not None and self.policy.reduce_dtype is not None:
                 param.keep_gradient(self.policy.reduce_dtype)
+
+    def restore_gradients(self) -> None:
+        """DDP, at the end of backward: what was reduced, now and before, becomes `.grad`."""
+        for param in self.params:
+            param.restore()
 
     def finish_reduction(self) -> None:
         """Wait for the reduction and put its result where the optimizer looks for it."""
@@ -271,21 +285,6 @@ def _close_books(books: dict[str, int]) -> None:
     for token in books.values():
         ledger.free(token)
         ledger.release_shards(token)
-
-
-def _lay_out(pieces: list[tuple[int, torch.dtype]]) -> tuple[list[int], int]:
-    """Byte offsets of pieces (elements, dtype) behind one another, each aligned to its element size; and the total, in bytes."""
-    offsets, end = [], 0
-    for numel, dtype in pieces:
-        end += -end % dtype.itemsize
-        offsets.append(end)
-        end += numel * dtype.itemsize
-    return offsets, end + -end % 8
-
-
-def _piece(memory: torch.Tensor, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """`numel` elements of `dtype` that begin `offset` bytes into `memory` (uint8), as a 1-D view."""
-    return memory[offset : offset + numel * dtype.itemsize].view(dtype)
 
 
 def _on_stream(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager:

@@ -11,7 +11,9 @@ pool with nothing in it is the same state on every rank.
 
 from __future__ import annotations
 
+import ast
 import atexit
+import inspect
 import signal
 import sys
 import time
@@ -79,9 +81,13 @@ class Ranks:
     def execute(self, code: str, ranks: Sequence[int] | None = None, limit: float | None = None) -> None:
         """Run a cell's text on every rank (or on `ranks`) and show what each printed, in rank order. `%%px` calls this.
 
-        Raises: RanksFailed, as `run` does.
+        Raises:
+            RanksFailed: as `run` does.
+            ConfigError: the cell awaits something at its top level, which the engines cannot do.
         """
         targets = self._targets(ranks)
+        if _awaits(code):
+            raise ConfigError("a cell for the ranks cannot use await outside of a function; wrap it: asyncio.run(your_coroutine())")
         client = self._engines.client
         self._finish({rank: client[rank].execute(code, silent=False, block=False) for rank in targets}, limit or self.limit)
 
@@ -215,10 +221,18 @@ def _helpers(function: Callable) -> dict[str, Callable]:
     while pending:
         for name in _names(getattr(pending.pop(), "__code__", None)):
             value = main.get(name)
-            if isinstance(value, types.FunctionType) and value.__module__ == "__main__" and value is not function and name not in found:
+            if isinstance(value, types.FunctionType) and value.__module__ == "__main__" and name not in found:
                 found[name] = value
                 pending.append(value)
     return found
+
+
+def _awaits(code: str) -> bool:
+    """Whether a cell's text has an await at its top level. What is no plain Python (a magic, a mistake) is not judged here."""
+    try:
+        return bool(compile(code, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).co_flags & inspect.CO_COROUTINE)
+    except (SyntaxError, ValueError):
+        return False
 
 
 def _names(code: types.CodeType | None) -> set[str]:

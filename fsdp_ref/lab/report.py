@@ -13,7 +13,7 @@ from ..errors import RankError
 
 # What a collective raises when a peer is gone or never came, seen from torch itself (cells may call torch.distributed directly).
 _GROUP_ERRORS = ("RankError", "DistBackendError", "DistNetworkError", "DistStoreError")
-_GROUP_WORDS = ("gloo", "nccl", "Connection closed by peer", "Timed out waiting")
+_GROUP_WORDS = ("gloo", "nccl", "Connection closed by peer", "Timed out waiting", "pair closure", "process group has not been initialized")
 
 
 class RanksFailed(RankError):

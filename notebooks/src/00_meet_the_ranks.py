@@ -61,7 +61,8 @@ print(len({os.getpid(), *pids}), "different processes: this notebook and", len(p
 # Training keeps weights, gradients and the optimizer's moments. **DDP** keeps all of them on every rank. **ZeRO-3** (what PyTorch
 # calls FSDP) cuts each into slices, one a rank, and puts a layer's weights together only while it computes.
 #
-# The function below trains a small GPT on the bytes of some text and records what its rank did. It runs in the ranks.
+# The function below trains a small GPT on the bytes of some text and records what its rank did. It runs in the ranks, where `rank`,
+# `world_size`, `torch`, `dist` and the parts of `fsdp_ref` (`models`, `data`, `record`, …) are there from the start.
 
 # %%
 def train(placements, text, steps=4):
@@ -123,7 +124,7 @@ from fsdp_ref import viz
 viz.shard_map(ledgers["ZeRO-3"], limit=12)
 
 # %% [markdown]
-# Every parameter is on all four ranks in parts, and whole on none. Under DDP the same map shows it whole, four times:
+# Every parameter is on all four ranks in parts, and whole on none. Under DDP each would be whole on all four, for instance:
 
 # %% tags=["nbval-check-output"]
 for name, book in ledgers.items():
@@ -134,8 +135,9 @@ for name, book in ledgers.items():
 # ## Picture 2: what happens in one step
 #
 # One block of lanes a rank, time from left to right. A layer's weights are **all-gathered** before its forward, freed, gathered again
-# before its backward, and its gradients are **reduce-scattered**: summed, each rank keeping its slice. Hatched means *exposed*: the
-# rank only waits.
+# before its backward, and its gradients are **reduce-scattered**: summed, each rank keeping its slice. Two reductions may be on their
+# way together, so that lane has two rows. Hatched means *exposed*: the rank only waits. The black ticks say when the last rank came to
+# a collective: before it, nobody can get anything. The dotted phase lines are those of rank 0.
 
 # %%
 step = ledgers["ZeRO-3"].window("step 3")
@@ -158,7 +160,8 @@ print(*gathers, sep=" → ")
 # ## Picture 3: what it costs in memory
 #
 # Four bytes of weight, four of gradient and eight of Adam's moments: 16 bytes a parameter under DDP, on every rank. ZeRO-3 divides all
-# of it by the number of ranks. On top come the weights that are whole for a moment. **Guess** the ratio of the two peaks.
+# of it by the number of ranks. On top come weights that are whole for a moment, and the buffers of collectives: a gather's, a
+# reduction's, and under DDP a second copy of one layer's gradients while they are summed. **Guess** the ratio of the two peaks.
 
 # %%
 viz.memory_over_step({name: book.window("step 3") for name, book in ledgers.items()})
@@ -175,28 +178,32 @@ for name, book in ledgers.items():
 print("DDP holds 4 + 8 bytes (no gradient between steps):", abs(at_rest["DDP"] - 12) < 0.1)
 print("ZeRO-3 holds a quarter of that:", abs(at_rest["ZeRO-3"] - 3) < 0.1)
 peaks = {name: book.peak_bytes(0) for name, book in ledgers.items()}
-print("the peak falls by less than 4, because some weights are whole:", 1 < peaks["DDP"] / peaks["ZeRO-3"] < 4)
+print(f"the peaks: DDP {peaks['DDP'] / parameters:.1f}, ZeRO-3 {peaks['ZeRO-3'] / parameters:.1f} bytes a parameter;",
+      f"the ratio is {peaks['DDP'] / peaks['ZeRO-3']:.1f}, not 4")
 
 # %% [markdown]
-# And the price? ZeRO-3 sends each weight twice and each gradient once, 3 units of traffic where DDP sends 2:
+# The ratio is below 4 because buffers and whole layers do not shrink with the number of ranks. In a model with many layers they are a
+# small part of it. And the price in traffic? ZeRO-3 sends each weight twice and each gradient once, 3 units where DDP sends 2:
 
 # %% tags=["nbval-check-output"]
 for name, book in ledgers.items():
     sent = sum(event.wire_bytes for event in book.window("step 3").events if event.rank == 0)
-    print(f"{name}: rank 0 sends {sent / (4 * parameters * 3 / 4):.1f} times its weights (ring, 4 ranks)")
+    print(f"{name}: rank 0 sends {sent / (4 * parameters * 3 / 4):.2f} times its weights (ring, 4 ranks)")
+root = (256 + 30) * 96 + 2 * 96
+print(f"the root's share of the weights: {root / parameters:.2f}")
 
 # %% [markdown]
-# Not quite 3, because the root stays whole between forward and backward and is gathered once, not twice. The root is a fifth to
-# a tenth of this model; in a large one the figure goes to 3.
+# Not quite 3: the root stays whole between forward and backward, so its share of the weights is gathered once, not twice. In a large
+# model that share is small and the figure goes to 3.
 
 # %% [markdown]
 # ## A rank dies
 #
 # Rank 2 is now killed with SIGKILL, as the system does when memory runs out. **Guess:** what will the other three do when they next
-# call a collective? In most set-ups they wait, for half an hour. Here the pool notices, says who died, and starts afresh.
+# call a collective? Bare PyTorch ends with a lost connection or, if the rank hangs rather than dies, waits: 30 minutes is its default for
+# gloo. Here the pool notices, says who died, and starts afresh.
 
 # %%
-lab.run(lambda: rank)
 lab.kill(2)
 try:
     lab.run(lambda: dist.all_reduce(torch.ones(1)))
@@ -223,7 +230,7 @@ runs = Path(tempfile.mkdtemp(prefix="fsdp-ref-notebook-"))
 options = dict(data=text, ranks=2, steps=50, save_every=20, dim=64, layers=2, context=32, dropout=0.1, eval_every=0, eval_windows=8)
 undisturbed = Training(runs / "undisturbed", **options)
 killed = Training(runs / "killed", **options).until_step(24)
-print("processes of the run before and after the kill:", killed.kill())
+print("processes of the run (a command and two ranks) before and after the kill:", killed.kill())
 
 # %% tags=["nbval-check-output"]
 print("checkpoints left:", [path.name for path in (runs / "killed" / "checkpoints").glob("step-????????")])
@@ -234,7 +241,7 @@ print("checkpoints left:", [path.name for path in (runs / "killed" / "checkpoint
 
 # %%
 resumed = Training(runs / "killed", **options, resume="auto").finish()
-undisturbed.finish()
+undisturbed = undisturbed.finish()
 
 # %% tags=["nbval-check-output"]
 same = [resumed.losses()[step] == loss for step, loss in undisturbed.losses().items()]

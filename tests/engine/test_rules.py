@@ -1,6 +1,7 @@
 """The rules around a sharded model: what may be sharded, what is refused and how, and what survives."""
 
 import copy
+import gc
 from dataclasses import dataclass
 
 import pytest
@@ -327,6 +328,7 @@ def _interrupted(rank, world, where, explicit):
         model.reset_iter_state()                            # nothing of the broken step arrives later
         after = [None if p.grad is None else p.grad.to_local() for p in model.parameters()]
         assert all(a is None and b is None or torch.equal(a, b) for a, b in zip(before, after, strict=True))
+        gc.collect()                                        # models of earlier tests
         assert not ledger.live_bytes(Category.REDUCE_SCATTER) and not ledger.live_bytes(Category.UNSHARDED_GRAD)
     model.zero_grad()
     loss_of(model, batch(0, rank)).backward()

@@ -145,3 +145,9 @@ def test_stopped_pool_says_so(lab):
     assert lab.pids == [] and not home.exists() and not any(map(psutil.pid_exists, pids))
     with pytest.raises(WorldError, match="start another"):
         lab.execute("1")
+
+
+def test_top_level_await_is_refused_before_it_runs():
+    from fsdp_ref.lab import ranks as module
+    assert module._awaits("import asyncio\nawait asyncio.sleep(0)")
+    assert not any(map(module._awaits, ("async def f():\n    await g()\n", "%matplotlib inline", "x = (")))
