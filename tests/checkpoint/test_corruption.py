@@ -15,6 +15,8 @@ from fsdp_ref.errors import CheckpointError
 from . import crashing, support
 from .damage import MODEL, STEP, edit, refuse, swap
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_good_one_loads(step_dir, target):
     checkpoint.verify(step_dir)

@@ -14,6 +14,8 @@ from fsdp_ref.errors import CheckpointError, RankError
 from . import crashing, support
 from .crashing import expected, loaded
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def old(tmp_path_factory):

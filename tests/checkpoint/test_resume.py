@@ -11,6 +11,8 @@ from fsdp_ref import checkpoint, collectives
 from . import support
 from .support import Schedule, adamw, everything, sharded, train
 
+pytestmark = pytest.mark.slow
+
 
 def own_randomness(rank):
     """Each rank at another place in another stream."""

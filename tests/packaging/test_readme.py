@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_ten_lines_run(tmp_path):
     script = tmp_path / "ten.py"
     script.write_text(re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1))

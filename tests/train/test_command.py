@@ -15,6 +15,8 @@ import pytest
 
 from fsdp_ref.train_run import checkpoints, read_log
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 LIMIT = 120                  # seconds until a command that hangs fails its test; a working one takes a tenth
 STEPS = 60

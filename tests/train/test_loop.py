@@ -17,6 +17,8 @@ from fsdp_ref.errors import CheckpointError, ConfigError, DataError, FsdpRefErro
 from fsdp_ref.models import GPT, GPTConfig
 from fsdp_ref.train_options import Options, learning_rate
 
+pytestmark = pytest.mark.slow
+
 SMALL = Options(ranks=1, steps=6, batch=12, dim=16, layers=2, heads=2, context=8, lr=0.01, warmup=2, eval_windows=7, progress="never")
 TEXT = Corpus(np.frombuffer(b"".join(b"%d bottles of beer on the wall, " % i for i in range(200)), dtype=np.uint8), "bottles", 1)
 

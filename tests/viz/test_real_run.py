@@ -11,6 +11,8 @@ from fsdp_ref.engine import data_parallel
 from fsdp_ref.ledger import Ledger
 from fsdp_ref.placements import DDP, ZERO3
 
+pytestmark = pytest.mark.slow
+
 WIDTH = 32
 
 
