@@ -262,8 +262,9 @@ class Unit:
             reduction, self.reduction = self.reduction, None
             reduction.drop()
         for param in self.params:
-            if param.full is not None and not param.replicated:
-                param.full.grad = param.kept = None
+            if param.full is not None:
+                param.full.grad = param.kept = param.reduced = None
+                param.unreduced = False
         self._strike("grad")
 
     # -- books ----------------------------------------------------------------------------------------------------------------

@@ -50,6 +50,30 @@ def test_ddp_accumulates_whatever_is_synced_when(ranks, factor, pattern):
     assert all(ranks(2, _ddp_accumulates, factor, pattern))
 
 
+def _ddp_cut_short(rank, world):
+    """The backward stops after the last layers have been reduced; nothing of it may reach the next step."""
+    model, reference = toy(layers=6), toy(layers=6)
+    data_parallel(model, DDP)
+    data_parallel(reference, DDP)
+
+    def stop(*_):
+        raise ZeroDivisionError
+
+    handle = model.blocks[0].register_full_backward_hook(stop)
+    with pytest.raises(ZeroDivisionError):
+        loss_of(model, batch(0, rank)).backward()
+    handle.remove()
+    model.reset_iter_state()
+    model.zero_grad()
+    for each in (model, reference):
+        loss_of(each, batch(1, rank)).backward()
+    return all(torch.equal(a.grad, b.grad) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+def test_ddp_forgets_a_backward_that_was_cut_short(ranks):
+    assert all(ranks(2, _ddp_cut_short))
+
+
 def _ddp_replaced(rank, world):
     grads = []
     for change in ("double", "assign", "meta"):
