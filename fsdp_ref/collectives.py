@@ -1,31 +1,44 @@
 """The only door to torch.distributed's collectives: every call is labelled, counted, recorded, and bounded in time.
 
 The engine, the checkpoint and the lab call these functions and nothing else, so one place knows what goes over the wire.
-A call returns a `Pending`; `wait()` makes the result safe to use. On the CPU (gloo) the work runs on a background thread and
-`wait` blocks; on CUDA it is queued on `stream` and `wait` makes the current stream wait for an event, without blocking Python.
+A call returns a `Pending`; `wait()` makes the result safe to use. On the CPU (gloo) a thread carries the message and `wait` blocks
+(wire.py); on CUDA it is queued on `stream` and `wait` makes the current stream wait for an event, without blocking Python.
 A failure becomes a `RankError` that names the rank at fault (see `world.explain_failure`). Every rank must make the same calls
 in the same order.
+
+[Note: two routes] On gloo, messages travel directly (wire.py says why). The library's own collective is called instead on every other
+backend, and wherever somebody watches torch's collectives by name: under a dispatch mode (`CommDebugMode` counts them) and when a
+function of torch.distributed has been replaced (as PyTorch's own tests do). `with route("library"):` asks for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from . import ledger, world
+from . import ledger, wire, world
 from .clock import stamp
+from .errors import ConfigError
 from .ledger import Lane
+from .wire import emulate
+
+__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "emulate", "gather_json", "gather_ledgers",
+           "reduce_scatter", "route"]
 
 # torch 2.13 renamed all_gather_into_tensor; the old name warns there and the new one is missing before.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+_REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+_ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTER, "all_reduce")}
 
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
+_route = "direct"
 
 
 @dataclass(frozen=True)
@@ -36,12 +49,25 @@ class Label:
     phase: str = ""
 
 
+@contextlib.contextmanager
+def route(name: str) -> Iterator[None]:
+    """Choose how messages travel on the CPU: "direct" (the default) or "library". [Note: two routes] Every rank must choose the same."""
+    global _route
+    if name not in ("direct", "library"):
+        raise ConfigError(f"there is no route {name!r}; choose direct or library")
+    before, _route = _route, name
+    try:
+        yield
+    finally:
+        _route = before
+
+
 class Pending:
     """A collective on its way. Keep it until `wait` has been called: it holds the buffers that are being read and written."""
 
-    def __init__(self, work: dist.Work | None, what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
+    def __init__(self, arrive: Callable[[], object] | None, what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
                  event: torch.cuda.Event | None = None) -> None:
-        self._work, self._what, self._sequence, self._label = work, what, sequence, label
+        self._arrive, self._what, self._sequence, self._label = arrive, what, sequence, label
         self._keep, self._event = keep, event
 
     def wait(self) -> None:
@@ -56,15 +82,14 @@ class Pending:
             stream.wait_event(self._event)
             if before is not None:
                 ledger.add_event(Lane.WAIT, self._what, self._label.unit, self._label.phase, before, stamp(stream))
-        elif self._work is not None:
-            begin = ledger.now() if ledger.active() else 0.0
+        elif self._arrive is not None:
+            begin = ledger.now()
             try:
-                self._work.wait()
+                self._arrive()
             except RuntimeError as error:
                 raise world.explain_failure(error, self._what, self._sequence) from error
-            if begin:
-                ledger.add_event(Lane.WAIT, self._what, self._label.unit, self._label.phase, begin, ledger.now())
-        self._work = self._event = None
+            ledger.add_event(Lane.WAIT, self._what, self._label.unit, self._label.phase, begin, ledger.now())
+        self._arrive = self._event = None
         self._keep = ()
 
 
@@ -74,30 +99,20 @@ def all_gather(output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGro
 
     rank 0 [1 2], rank 1 [7 8]  ->  both [1 2 7 8]
     """
-    return _issue(Lane.ALL_GATHER, lambda: _all_gather(output, shard, group=group, async_op=True),
+    return _issue(Lane.ALL_GATHER, lambda: getattr(dist, _ALL_GATHER)(output, shard, group=group, async_op=True),
+                  partial(wire.all_gather, output.view(group.size(), -1), shard.view(-1), group),
                   output, (output, shard), group, label, stream)
 
 
 def reduce_scatter(output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
                    op: dist.ReduceOp.RedOpType = dist.ReduceOp.AVG, stream: torch.cuda.Stream | None = None) -> Pending:
-    """This rank's slice of the sum (or mean) of everyone's `source`: `(n * len,)` in, `(len,)` out. `source` is overwritten.
+    """This rank's slice of the sum (or mean) of everyone's `source`: `(n * len,)` in, `(len,)` out. Moves (n-1)/n of `source`.
 
     rank 0 [1 2 3 4] + rank 1 [5 6 7 8]  ->  rank 0 [6 8], rank 1 [10 12]      (op=SUM)
-
-    [Note: gloo's reduce-scatter] On gloo, torch's reduce-scatter clones its input, all-reduces the clone and copies a slice out
-    (same bits, measured). We all-reduce in place and let the caller read the slice: without the clone it took half the time
-    (82 -> 38 ms for 16 MB on 4 ranks). `output` may then be `source`'s own slice, which saves the copy too.
     """
-    if source.is_cuda:
-        return _issue(Lane.REDUCE_SCATTER, lambda: _reduce_scatter(output, source, op=op, group=group, async_op=True),
-                      source, (output, source), group, label, stream)
-    rank = dist.get_rank(group)
-    own = source.view(dist.get_world_size(group), -1)[rank]
-    pending = _issue(Lane.REDUCE_SCATTER, lambda: dist.all_reduce(source, op=op, group=group, async_op=True),
-                     source, (output, source), group, label, stream)
-    if own.data_ptr() == output.data_ptr():
-        return pending
-    return _Copying(pending, lambda: output.view(-1).copy_(own))
+    return _issue(Lane.REDUCE_SCATTER, lambda: getattr(dist, _REDUCE_SCATTER)(output, source, op=op, group=group, async_op=True),
+                  _directly(wire.reduce_scatter, op, output.view(-1), source.view(group.size(), -1), group),
+                  source, (output, source), group, label, stream)
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
@@ -106,13 +121,14 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
 
     rank 0 [1 2 3 4] + rank 1 [5 6 7 8]  ->  both [6 8 10 12]      (op=SUM)
     """
-    return _issue(Lane.ALL_REDUCE, lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True),
+    direct = _directly(wire.all_reduce, op, tensor.view(-1), group) if tensor.is_contiguous() else None
+    return _issue(Lane.ALL_REDUCE, lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True), direct,
                   tensor, (tensor,), group, label, stream)
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, source: int = 0) -> None:
     """Everyone's `tensor` becomes that of rank `source` of the group; returns when it has."""
-    _issue(Lane.OTHER, lambda: dist.broadcast(tensor, group_src=source, group=group, async_op=True),
+    _issue(Lane.OTHER, lambda: dist.broadcast(tensor, group_src=source, group=group, async_op=True), None,
            tensor, (tensor,), group, label, None).wait()
 
 
@@ -126,14 +142,20 @@ def gather_json(value: object, group: dist.ProcessGroup | None = None, label: La
     size = dist.get_world_size(group)
     lengths = torch.zeros(size, dtype=torch.int64, device=device)
     mine = torch.tensor([payload.numel()], dtype=torch.int64, device=device)
-    _issue(Lane.OTHER, lambda: _all_gather(lengths, mine, group=group, async_op=True), lengths, (mine,), group, label, None).wait()
+    _gather_small(lengths, mine, group, label)
     width = int(lengths.max())
     padded = torch.zeros(width, dtype=torch.uint8, device=device)
     padded[: payload.numel()] = payload
     everyone = torch.zeros(size * width, dtype=torch.uint8, device=device)
-    _issue(Lane.OTHER, lambda: _all_gather(everyone, padded, group=group, async_op=True), everyone, (padded,), group, label, None).wait()
+    _gather_small(everyone, padded, group, label)
     rows = everyone.view(size, width).cpu()
     return [json.loads(bytes(rows[rank, : int(lengths[rank])].tolist())) for rank in range(size)]
+
+
+def _gather_small(output: torch.Tensor, mine: torch.Tensor, group: dist.ProcessGroup, label: Label) -> None:
+    """An all-gather that no picture shows: bookkeeping, not training."""
+    _issue(Lane.OTHER, lambda: getattr(dist, _ALL_GATHER)(output, mine, group=group, async_op=True), None,
+           output, (mine,), group, label, None).wait()
 
 
 def barrier(group: dist.ProcessGroup | None = None, label: Label = Label(phase="control")) -> None:
@@ -158,37 +180,47 @@ def reset_sequence() -> None:
     _sequence.clear()
 
 
-class _Copying(Pending):
-    """A pending collective with a local copy to make once it is done."""
-
-    def __init__(self, inner: Pending, finish: Callable[[], object]) -> None:
-        self._inner, self._finish = inner, finish
-
-    def wait(self) -> None:
-        self._inner.wait()
-        if self._finish is not None:
-            self._finish()
-            self._finish = None
+def _directly(carry: Callable, op: dist.ReduceOp.RedOpType, *args: object) -> Callable[[int], None] | None:
+    """`carry` for the operations the wire knows: sum and mean."""
+    if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
+        return None
+    return lambda tag: carry(*args, tag, op == dist.ReduceOp.AVG)
 
 
-def _issue(lane: Lane, call: Callable[[], dist.Work], message: torch.Tensor, keep: tuple[torch.Tensor, ...],
-           group: dist.ProcessGroup, label: Label, stream: torch.cuda.Stream | None) -> Pending:
-    """Start one collective: count it, label it, record it."""
+def _somebody_watches() -> bool:
+    """Whether torch's collectives are being counted or have been replaced. [Note: two routes]"""
+    return torch._C._len_torch_dispatch_stack() > 0 or any(getattr(dist, name) is not fn for name, fn in _ORIGINALS.items())
+
+
+def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int], None] | None, message: torch.Tensor,
+           keep: tuple[torch.Tensor, ...], group: dist.ProcessGroup, label: Label, stream: torch.cuda.Stream | None) -> Pending:
+    """Start one collective: count it, label it, choose its route, record it."""
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
     facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
+    begin = ledger.now()
     try:
         if message.is_cuda:
-            return _issue_cuda(call, what, sequence, label, keep, stream, facts)
-        begin = ledger.now()
-        work = call()
+            return _issue_cuda(library, what, sequence, label, keep, stream, facts)
+        if "gloo" not in dist.get_backend_config(group):
+            return Pending(_recorded(library().wait, facts, begin), what, sequence, label, keep)
+        if direct is None or _route == "library" or _somebody_watches():
+            carry: Callable[[], object] = library().wait
+        else:
+            carry = partial(direct, sequence)
     except RuntimeError as error:
         raise world.explain_failure(error, what, sequence) from error
-    if ledger.active():
-        work.get_future().add_done_callback(lambda _: _record(facts, begin, ledger.now()))
-    return Pending(work, what, sequence, label, keep)
+    done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
+    return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
+
+
+def _recorded(wait: Callable[[], object], facts: tuple, begin: float) -> Callable[[], None]:
+    def arrive() -> None:
+        wait()
+        _record(facts, begin, ledger.now())
+    return arrive
 
 
 def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
@@ -205,6 +237,6 @@ def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: 
     return Pending(None, what, sequence, label, keep, event)
 
 
-def _record(facts: tuple, begin, end) -> None:
+def _record(facts: tuple, begin, end, on_wire: float | None = None) -> None:
     lane, name, unit, phase, nbytes, size, sequence = facts
-    ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence)
+    ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire)

@@ -29,7 +29,9 @@ from pathlib import Path
 
 from . import clock
 from .errors import FsdpRefError
-from .rows import Allocation, Category, Event, Lane, Shard
+from .rows import Allocation, Category, Event, Lane, Shard, wire_bytes
+
+__all__ = ["Allocation", "Category", "Event", "Lane", "Ledger", "Shard", "wire_bytes"]
 
 
 @dataclass
@@ -83,7 +85,8 @@ class Ledger:
         zero = min(ledger.start for ledger in ledgers)
         merged = Ledger(meta=dict(ledgers[0].meta), end=max(ledger.end for ledger in ledgers) - zero)
         for ledger in ledgers:
-            merged.events += [replace(e, start=e.start - zero, end=e.end - zero) for e in ledger.events]
+            merged.events += [replace(e, start=e.start - zero, end=e.end - zero, on_wire=None if e.on_wire is None else e.on_wire - zero)
+                              for e in ledger.events]
             merged.allocations += [replace(a, start=a.start - zero, end=None if a.end is None else a.end - zero)
                                    for a in ledger.allocations]
             merged.shards += ledger.shards
@@ -193,10 +196,10 @@ def live_bytes(category: Category | None = None) -> int:
 
 
 def add_event(lane: Lane, name: str, unit: str, phase: str, start: float, end: float, nbytes: int = 0,
-              group_size: int = 1, sequence: int = -1) -> None:
+              group_size: int = 1, sequence: int = -1, on_wire: float | None = None) -> None:
     """Write one event, if a recording is on."""
     if _active is not None:
-        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence))
+        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence, on_wire))
 
 
 @contextlib.contextmanager

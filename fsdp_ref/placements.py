@@ -83,6 +83,10 @@ class Placements:
             raise ConfigError("a replicated optimizer needs the whole parameter and the whole gradient on every rank; shard the"
                               " optimizer (ZERO1, ZERO2, ZERO3) or replicate all three (DDP)")
 
+        if self.replicas and self.parameter is R:
+            raise ConfigError("replicas repeat a sharded row over groups of ranks; a row with whole parameters on every rank is a replica "
+                              "everywhere already, so leave replicas out or shard the parameter (HSDP)")
+
     def bytes_per_parameter(self, world_size: int, *, parameter: int = 4, gradient: int = 4, optimizer: int = 8) -> float:
         """Bytes at rest that one parameter costs one rank (ZeRO paper, figure 1; defaults: fp32 weights and Adam).
 

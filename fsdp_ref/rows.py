@@ -31,13 +31,20 @@ class Category(enum.StrEnum):
     REDUCE_SCATTER = "reduce-scatter buffer"
 
 
+def wire_bytes(name: str, nbytes: int, group_size: int) -> float:
+    """Bytes each rank sends for a collective `name` of a message of `nbytes` (0 for what is no collective of the engine)."""
+    rounds = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}.get(name, 0)
+    return rounds * nbytes * (group_size - 1) / group_size
+
+
 @dataclass(slots=True)
 class Event:
     """One thing that took time on one rank.
 
     `bytes` is the whole message (the gathered tensor, the tensor before scattering); `wire_bytes` is what this rank sends with a
     ring. `sequence` counts the collectives of one group, so the same number on two ranks is the same collective. `group_size`
-    is 1 for what is no collective. Times are seconds on the machine's monotonic clock.
+    is 1 for what is no collective. Times are seconds on the machine's monotonic clock. `start` is when it was asked for; a collective
+    may have stood behind others then, and `on_wire` is when its turn came (None: at once, or not known).
     """
 
     rank: int
@@ -50,6 +57,7 @@ class Event:
     bytes: int = 0
     group_size: int = 1
     sequence: int = -1
+    on_wire: float | None = None
 
     @property
     def seconds(self) -> float:
@@ -58,8 +66,7 @@ class Event:
     @property
     def wire_bytes(self) -> float:
         """Bytes this rank sends in a ring: (n-1)/n of the message, twice that for an all-reduce (= reduce-scatter + all-gather)."""
-        rounds = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}.get(self.name, 0)
-        return rounds * self.bytes * (self.group_size - 1) / self.group_size
+        return wire_bytes(self.name, self.bytes, self.group_size)
 
 
 @dataclass(slots=True)
@@ -78,7 +85,8 @@ class Allocation:
 class Shard:
     """The rows of one parameter that one rank holds: `rows` real ones from row `offset`, padded to `padded_rows`.
 
-    A replicated parameter has offset 0 and all rows on every rank. A scalar counts as one row.
+    A replicated parameter has offset 0 and all rows on every rank. A scalar counts as one row. `dim` is the dim that is cut; "rows" are
+    slices along it.
     """
 
     rank: int
@@ -89,3 +97,4 @@ class Shard:
     offset: int
     rows: int
     padded_rows: int
+    dim: int = 0

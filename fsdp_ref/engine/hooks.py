@@ -63,6 +63,10 @@ class UnitHooks:
         self.is_root = False
         self.is_last_backward = True                    # what the user said before there was a schedule
         self.phase = Phase.IDLE
+        self.prefetch_ahead = 0                         # root: units to gather ahead in forward, in the order of the last forward
+        self.max_in_flight: int | None = None           # root: gathers on their way at once
+        self.max_reductions = 1                         # root: reductions on their way while another starts
+        self.post_optim_event: torch.cuda.Event | None = None
         self.forward_prefetch: list[Unit] = []
         self.backward_prefetch: list[Unit] = []
         self.waiting_for: set[nn.Module] = set()        # modules of this unit that have not run in this pass
@@ -94,14 +98,14 @@ class UnitHooks:
             if self.schedule.forward_root is None:
                 self.schedule.begin_forward(self)
                 args, kwargs = map_tensors(lambda t: t.to(unit.device), (args, kwargs))
+            self.schedule.forwards.append(unit)
             self.waiting_for = set(self.modules)
         args, kwargs = self._cast_inputs(args, kwargs)
         unit.unshard("forward")
         unit.wait_unshard()
         if first_of_unit:
             args, kwargs = self._mark_inputs(args, kwargs)
-            for target in self.forward_prefetch:
-                target.unshard("forward")
+            self.schedule.prefetch(self.forward_prefetch or self.schedule.following(), "forward")
             self._began = ledger.now()
         return args, kwargs
 
@@ -117,7 +121,7 @@ class UnitHooks:
                 if hooks is not self and hooks.waiting_for:
                     hooks.waiting_for.clear()
                     output = hooks._complete_forward(output)
-            self.schedule.forward_root = None
+            self.schedule.end_forward()
         return self._cast_output(output)
 
     def _was_cut_short(self) -> bool:
@@ -129,8 +133,9 @@ class UnitHooks:
     def _complete_forward(self, output: Any) -> Any:
         unit = self.unit
         ledger.add_event(Lane.COMPUTE, "forward", unit.name, "forward", self._began, ledger.now())
-        if unit.reshard_after_forward or (self.is_root and self.auto_reshard and not torch.is_grad_enabled()):
+        if self.is_root and self.auto_reshard and not torch.is_grad_enabled():
             unit.reshard()                                                          # without backward, nobody else would free the root
+        unit.end_forward()
         if torch.is_grad_enabled():
             self.schedule.remember(unit)
             self._hook_outputs(output)
@@ -186,14 +191,14 @@ class UnitHooks:
         self.schedule.queue_callback()
         begins = self.phase is not Phase.BACKWARD
         self.phase = Phase.BACKWARD
-        self.unit.unshard("backward")
-        self.unit.wait_unshard()
+        if self.unit.unshard_in_backward:
+            self.unit.unshard("backward")
+            self.unit.wait_unshard()
         previous = self.schedule.previous(self.unit)
-        for target in self.backward_prefetch or ([previous] if previous else []):
-            target.unshard("backward")
+        self.schedule.prefetch(self.backward_prefetch or ([previous] if previous and previous.unshard_in_backward else []), "backward")
         if begins:
             self._began = ledger.now()
-            self.unit.expect_gradients()
+            self.unit.gradients.expect()
         return grad
 
     def post_backward(self) -> None:
@@ -205,13 +210,13 @@ class UnitHooks:
         self.phase = Phase.IDLE if partly else Phase.REDUCED
         if unit.reshard_after_backward:
             unit.reshard()
-        if unit.sync_gradients:
+        if not unit.gradients.sync:
+            unit.gradients.keep()
+        elif partly or not unit.gradients.at_the_step:
             self.schedule.reduce(unit)
             if partly:
-                unit.finish_reduction()
-                unit.restore_gradients()
-        else:
-            unit.keep_gradients()
+                unit.gradients.finish()
+                unit.gradients.restore()
 
     def end_backward(self) -> None:
         """Nothing is left of this backward: do what no marker did, and be ready for the next forward."""

@@ -12,6 +12,9 @@ Follow one parameter. A (5, 3) weight on 4 ranks is cut like `torch.chunk`: 2 ro
 all padding lies behind the last row: the gathered buffer is 0 1 2 3 4 p p p, and the parameter is its contiguous beginning. An even
 spread, [2, 1, 1, 1], would put the padding between rows: 0 1 2 p 3 p 4 p, and no view of that buffer is the parameter.
 
+[Note: columns] `shard_placement_fn` may choose another dim. "Rows" then are slices along that dim. They must divide evenly, because padding
+would lie between the rows of the whole; and a gather has to copy them into place instead of side by side.
+
 This file never starts a collective and never decides when something happens; see unit.py and hooks.py.
 """
 
@@ -21,11 +24,12 @@ import math
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from ..placements import Placement, Placements
 from . import optimizers
+from .mesh import UnitMesh
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int, int]:
@@ -46,34 +50,33 @@ class ShardedParam:
         slots: the (module, attribute name) pairs that hold the parameter.
         name: its fully qualified name below the root (known once the root has run).
         shape, dtype: of the whole parameter.
-        chunk_shape: of one padded shard; `numel` elements.
+        dim: the dim that is cut; `chunk_shape` is the shape of one padded shard, `numel` its elements.
         sharded, full: see the module docstring. Under DDP both are the same plain parameter.
     """
 
-    def __init__(self, param: nn.Parameter, slots: list[tuple[nn.Module, str]], mesh: DeviceMesh, placements: Placements) -> None:
+    def __init__(self, param: nn.Parameter, slots: list[tuple[nn.Module, str]], mesh: UnitMesh, placements: Placements,
+                 placement: Shard | None = None) -> None:
         name = slots[0][1]
         self.slots, self.name, self.mesh = slots, name, mesh
         self.shape, self.dtype, self.device = param.shape, param.dtype, param.device
-        self.replicated = placements.parameter is Placement.REPLICATE
+        self.replicated = placements.optimizer is Placement.REPLICATE
         self.identity = param.__dict__.setdefault("_fsdp_ref_identity", object())   # survives sharding: finds ties split over units
         self.sharded: nn.Parameter = param
         self.full: nn.Parameter | None = param if self.replicated else None
         self.reduced: torch.Tensor | None = None            # DDP: the gradient of earlier backwards, while a new one is made
         self.unreduced = False                              # DDP: `.grad` holds gradients of a backward without sync
         self.kept: torch.Tensor | None = None               # gradients of backwards without sync, where they are kept in another dtype
+        self.partial: torch.Tensor | None = None            # HSDP: this rank's rows, reduced over shards but not yet over replicas
+        self.dim = 0
         if self.replicated:
             self.first, self.rows = 0, param.shape[0] if param.ndim else 1
             self.chunk = self.rows
             return
-        if param.ndim == 0:
-            raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
-        if not param.is_contiguous():
-            raise NotImplementedError(f"FSDP does not support non-contiguous parameters yet: {name} has shape {tuple(param.shape)} and "
-                                      f"stride {param.stride()}; call .contiguous() on it before fully_shard")
+        _refuse_odd(param, name)
+        self.dim = _checked_dim(placement, param, mesh.size)
         self.stride = param.stride()
-        world, rank = mesh.size(), mesh.get_local_rank()
-        self.chunk, self.first, self.rows = chunk_rows(param.shape[0], world, rank)
-        self.chunk_shape = (self.chunk, *param.shape[1:])
+        self.chunk, self.first, self.rows = chunk_rows(param.shape[self.dim], mesh.size, mesh.rank)
+        self.chunk_shape = (*param.shape[: self.dim], self.chunk, *param.shape[self.dim + 1 :])
         self.numel = math.prod(self.chunk_shape)
 
     @property
@@ -83,30 +86,45 @@ class ShardedParam:
 
     @property
     def local(self) -> torch.Tensor:
-        """This rank's rows, without padding: shape (rows, *shape[1:])."""
+        """This rank's rows, without padding: shape `chunk_shape` with `rows` along `dim`."""
         return self.sharded._local_tensor if isinstance(self.sharded, DTensor) else self.sharded
 
-    def place_shard(self, home: torch.Tensor) -> None:
-        """Move this rank's rows into `home` (1-D, bytes of `numel` elements, part of the unit's flat shard): the parameter lives there now.
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever somebody writes to the shard, as a DTensor or as a local tensor (but not through `.data`)."""
+        return self.sharded._version, self.local._version
+
+    def by_rank(self, whole: torch.Tensor) -> torch.Tensor:
+        """A view of the whole parameter (contiguous, with its padding) as one chunk a rank: shape (shards, *chunk_shape)."""
+        if self.dim == 0:
+            return whole.view(self.mesh.size, *self.chunk_shape)
+        return whole.view(self.shape).unflatten(self.dim, (-1, self.chunk)).movedim(self.dim, 0)            # [Note: columns]
+
+    def place_shard(self, home: torch.Tensor | None) -> None:
+        """Move this rank's rows into `home` (1-D, bytes of `numel` elements): the parameter lives there from now on.
 
         `self.sharded` may be the whole parameter (first time) or a DTensor that has been given other memory (`to`, `to_empty`,
-        `load_state_dict(assign=True)`).
+        `load_state_dict(assign=True)`). Without a `home`, a tensor subclass gets padded memory of its own kind.
 
         [Note: shards begin their storage] A DTensor whose local tensor starts inside a larger storage cannot be deep-copied (torch 2.13:
         "invalid python storage"), and people do deep-copy state dicts. DLPack gives the same memory a storage that begins with it.
         """
-        if home.device.type != "meta":
-            home = torch.from_dlpack(home)                              # [Note: shards begin their storage]
-        home = home.view(self.dtype)                                    # (numel,)
-        current = self.local.detach()
-        if not isinstance(self.sharded, DTensor):
-            current = current.narrow(0, self.first, self.rows)                      # (rows, *rest)
-        padded = home.view(self.chunk_shape)                                        # (chunk, *rest)
-        own = padded.narrow(0, 0, self.rows)
+        first_time, old = not isinstance(self.sharded, DTensor), self.local.detach()
+        current = old.narrow(self.dim, self.first, self.rows) if first_time else old
+        if home is None:
+            padded = old.new_zeros(self.chunk_shape)
+        else:
+            if home.device.type != "meta" and not home.is_pinned():
+                home = torch.from_dlpack(home)                              # [Note: shards begin their storage]
+            padded = home.view(self.dtype).view(self.chunk_shape)                       # (numel,) -> (chunk, *rest)
+        own = padded.narrow(self.dim, 0, self.rows)
         if own.device.type != "meta":
             own.copy_(current)
-            padded.narrow(0, self.rows, self.chunk - self.rows).zero_()
-        if isinstance(self.sharded, DTensor):
+            if home is not None:
+                padded.narrow(self.dim, self.rows, self.chunk - self.rows).zero_()
+        self.padded = padded
+        if not first_time:
+            own.__dict__.update(self.sharded._local_tensor.__dict__)                    # hooks that users hang on it
             self.sharded._local_tensor = own
             return
         shard = nn.Parameter(self.as_dtensor(own), requires_grad=self.sharded.requires_grad)
@@ -116,17 +134,22 @@ class ShardedParam:
         self.register(shard)
 
     def as_dtensor(self, own: torch.Tensor) -> DTensor:
-        """`own` (this rank's rows, of a shard or of a gradient) as a DTensor of the whole shape, without communication."""
-        return DTensor.from_local(own, self.mesh, [Shard(0)], run_check=False, shape=self.shape, stride=self.stride)
+        """`own` (this rank's rows, of a shard or of a gradient) as a DTensor of the whole shape, without communication.
+
+        `DTensor.from_local` says the same, checks more, and takes ten times as long; a step makes one a gradient.
+        """
+        meta = TensorMeta(self.shape, self.stride, own.dtype)
+        return DTensor(own, DTensorSpec(self.mesh.mesh, self.mesh.placements(self.dim), tensor_meta=meta), requires_grad=False)
 
     def make_full(self, whole: torch.Tensor) -> None:
-        """Create the whole parameter, once, over the first rows of `whole` (1-D, padded).
+        """Create the whole parameter, once, over the first rows of `whole` (contiguous, padded; or a tensor an extension made).
 
         [Note: the whole parameter is made once] Autograd saves the tensors that forward used. If every gather made a new Parameter,
         backward would hold on to the old memory, and gradients would land on an object nobody reads. So the object stays and its
         memory comes and goes (`Unit._resize`); whatever autograd saved still points at the right place after the second gather.
         """
-        view = whole[: math.prod(self.shape)].view(self.shape)
+        view = torch.as_strided(whole, self.shape, self.stride, storage_offset=0) if whole.ndim != 1 else \
+            whole[: math.prod(self.shape)].view(self.shape)
         self.full = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
 
     def register(self, param: nn.Parameter) -> None:
@@ -156,11 +179,18 @@ class ShardedParam:
         self.sharded, self.dtype = found, found.dtype
         return True
 
-    def take_gradient(self) -> torch.Tensor | None:
-        """The gradient autograd left on the whole parameter, with what was kept before; removed from both. None if there is none."""
+    # -- gradients ------------------------------------------------------------------------------------------------------------
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether backward left something to reduce."""
+        return self.full is not None and (self.full.grad is not None or self.kept is not None)
+
+    def take_gradient(self) -> torch.Tensor:
+        """The gradient autograd left on the whole parameter, with what was kept before; removed from both. Zeros if there is none."""
         grad, self.full.grad, self.unreduced = self.full.grad, None, False
         if self.kept is None:
-            return grad
+            return torch.zeros_like(self.full) if grad is None else grad
         kept, self.kept = self.kept, None
         return kept if grad is None else kept.add_(grad)
 
@@ -191,3 +221,35 @@ class ShardedParam:
         """DDP, at the end of backward: what was reduced becomes `.grad`."""
         if self.reduced is not None and self.full.grad is None:
             self.full.grad, self.reduced = self.reduced, None
+
+    def drop_gradients(self) -> None:
+        """Forget what a step that was cut short left behind."""
+        self.kept = self.reduced = self.partial = None
+        self.unreduced = False
+        if self.full is not None:
+            self.full.grad = None
+
+
+def _refuse_odd(param: nn.Parameter, name: str) -> None:
+    """Parameters that cannot be cut into rows. The types and first words of the errors are torch's."""
+    if param.ndim == 0:
+        raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
+    if isinstance(param, DTensor):
+        raise ValueError(f"parameter {name} is a DTensor already (tensor parallel, or sharded before); this engine shards plain tensors")
+    if not param.is_contiguous():
+        raise NotImplementedError(f"FSDP does not support non-contiguous parameters yet: {name} has shape {tuple(param.shape)} and "
+                                  f"stride {param.stride()}; call .contiguous() on it before fully_shard")
+
+
+def _checked_dim(placement: Shard | None, param: nn.Parameter, size: int) -> int:
+    """The dim to cut, counted from the front. [Note: columns]"""
+    if placement is None:
+        return 0
+    if not isinstance(placement, Shard):
+        raise AssertionError(f"Expected Shard, got {type(placement)}: {placement}")
+    dim = placement.dim + param.ndim if placement.dim < 0 else placement.dim
+    if not 0 <= dim < param.ndim:
+        raise AssertionError(f"Shard dim {placement.dim} is invalid for {param.ndim}D tensor: {param.shape}")
+    if dim > 0 and param.shape[dim] % size:
+        raise NotImplementedError(f"FSDP does not support uneven sharding on dim {dim}: {param.shape} (world size: {size})")
+    return dim

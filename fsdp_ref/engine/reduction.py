@@ -1,13 +1,17 @@
 """One reduction of one unit's gradients: copy in, reduce, put the result where it rests.
 
 What is done follows from the row: PARTIAL -> SHARD is a reduce-scatter whose result goes to the shards' `.grad`; PARTIAL -> REPLICATE
-(DDP) is an all-reduce whose result becomes the parameters' `.grad`. The mean is over all ranks of the group, so with equal batches the
-result is the gradient of the mean loss of the global batch.
+(DDP) is an all-reduce whose result becomes the parameters' `.grad`; HSDP does the first inside a group of shards and the second, on the
+rows that are left, across the groups. The mean is over all ranks, so with equal batches the result is the gradient of the mean loss of
+the global batch.
+
+    gradients          rank 0: a0 a1, b0 b1 b2                  rank 1: the same rows, other numbers
+    copy in            both:   buffer      a0 b0 b1 | a1 b2 0   (gradients freed)
+    reduce-scatter     rank 0: a0 b0 b1                         rank 1: a1 b2 0       each the mean over both ranks
 """
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import TYPE_CHECKING
 
@@ -15,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from .. import collectives, ledger
-from ..collectives import Label, Pending
+from ..collectives import Label
 from ..ledger import Category
 from ..placements import Placement
 from .param import ShardedParam
@@ -28,94 +32,126 @@ class Reduction:
     """A reduction on its way. The gradients handed in are copied into one buffer and dropped before the constructor returns."""
 
     def __init__(self, unit: Unit, pairs: list[tuple[ShardedParam, torch.Tensor]]) -> None:
-        self.unit = unit
+        self.unit, self.mesh = unit, unit.mesh
         self.params = [param for param, _ in pairs]
         grads = [grad for _, grad in pairs]
         self.dtype = _reduction_dtype(unit, grads)
         self.op, before, self.divide_after = _division(unit, self.dtype)
-        scatter = unit.placements.gradient is Placement.SHARD
-        self.buffer = self._copy_in_chunks(grads) if scatter else self._copy_in_whole(grads)
-        category = Category.REDUCE_SCATTER if scatter else Category.UNSHARDED_GRAD
+        self.buffer = self._copy_in_chunks(grads) if unit.sharded else torch.cat([grad.reshape(-1).to(self.dtype) for grad in grads])
+        category = Category.REDUCE_SCATTER if unit.placements.gradient is Placement.SHARD else Category.UNSHARDED_GRAD
         self.token = ledger.allocate(category, unit.name, self.buffer.numel() * self.buffer.element_size())
-        if scatter:
+        if unit.sharded:
             weakref.finalize(self, ledger.free, self.token)                         # also when an exception ends the step before
         if before != 1:
             self.buffer.div_(before)
         if unit.reduce_stream is not None:
             unit.reduce_stream.wait_stream(torch.cuda.current_stream())
-        self.pending, self.output = self._start(scatter)
+        self.at_replicas = False
+        self._start()
 
     def _copy_in_chunks(self, grads: list[torch.Tensor]) -> torch.Tensor:
         """(world, sum of padded chunks): row r holds rank r's rows of every gradient, zeros where a chunk is padded."""
-        world = self.unit.world_size
-        width = sum(param.numel for param in self.params)
-        buffer = torch.empty((world, width), dtype=self.dtype, device=grads[0].device)
-        full = [grad.to(self.dtype) for grad in grads if grad.numel()]
-        if full:
-            torch._chunk_cat(full, 0, world, out=buffer)                            # pad, cut and concatenate in one pass
+        buffer = torch.empty((self.mesh.size, sum(p.numel for p in self.params)), dtype=self.dtype, device=grads[0].device)
+        chunks = [(grad if p.dim == 0 else p.by_rank(grad.contiguous())).to(self.dtype).contiguous()                # [Note: columns]
+                  for p, grad in zip(self.params, grads, strict=True) if grad.numel()]
+        if chunks:
+            torch._chunk_cat(chunks, 0, self.mesh.size, out=buffer)                 # pad, cut and concatenate in one pass
         return buffer
 
-    def _copy_in_whole(self, grads: list[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([grad.reshape(-1).to(self.dtype) for grad in grads])
-
-    def _start(self, scatter: bool) -> tuple[Pending | None, torch.Tensor]:
+    def _start(self) -> None:
         unit, label = self.unit, Label(self.unit.name, "backward")
-        if unit.world_size == 1:
-            return None, self.buffer.view(-1)
-        if not scatter:
-            return collectives.all_reduce(self.buffer, unit.group, label, op=self.op, stream=unit.reduce_stream), self.buffer
-        own = self.buffer[unit.rank]
-        output = torch.empty_like(own) if own.is_cuda else own                      # [Note: gloo's reduce-scatter]
-        return collectives.reduce_scatter(output, self.buffer.view(-1), unit.group, label, op=self.op, stream=unit.reduce_stream), output
+        if not unit.sharded:
+            self.output = self.buffer
+            self.pending = collectives.all_reduce(self.buffer, self.mesh.group, label, op=self.op, stream=unit.reduce_stream) \
+                if self.mesh.size > 1 else None
+            return
+        own = self.buffer[self.mesh.rank]
+        if self.mesh.size == 1:
+            self.pending, self.output = None, own
+            return
+        self.output = own if unit.placements.gradient is Placement.REPLICATE else torch.empty_like(own)      # ZeRO-1 keeps the buffer
+        self.pending = collectives.reduce_scatter(self.output, self.buffer.view(-1), self.mesh.group, label, op=self.op,
+                                                  stream=unit.reduce_stream)
+
+    @torch.no_grad()
+    def advance(self) -> None:
+        """HSDP, once the shards are reduced: add what earlier micro-batches kept back, and go on to the replicas, or keep it back too."""
+        if self.mesh.replicas is None or self.at_replicas:
+            return
+        self.at_replicas = True
+        self._wait()
+        for param, own in self._chunks(self.output):
+            if param.partial is not None:
+                own.add_(param.partial)
+            param.partial = None if self.unit.gradients.sync_replicas else own
+        if not self.unit.gradients.sync_replicas:
+            self._keep_books(Category.SHARDED_GRAD, self.output, self.output)
+            self.buffer = self.output = None
+            return
+        stream = self.unit.reduce_stream
+        if stream is not None:
+            stream.wait_stream(torch.cuda.current_stream())
+        label = Label(self.unit.name, "backward")
+        self.pending = collectives.all_reduce(self.output, self.mesh.replicas, label, op=self.op, stream=stream)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Wait, divide if the user gave a factor of their own, and hand the gradients over."""
-        if self.pending is not None:
-            self.pending.wait()
+        self.advance()
+        if self.output is None:
+            return
+        self._wait()
         if self.divide_after != 1:
             self.output.div_(self.divide_after)
-        if self.unit.placements.gradient is Placement.SHARD:
+        if self.unit.sharded:
             self._hand_over_shards()
         else:
             self._hand_over_whole()
 
     def drop(self) -> None:
         """Wait, and throw the result away."""
-        if self.pending is not None:
-            self.pending.wait()
+        self._wait()
         self.buffer = self.output = None
         ledger.free(self.token)
+
+    def _wait(self) -> None:
+        if self.pending is not None:
+            self.pending.wait()
+            self.pending = None
+
+    def _chunks(self, flat: torch.Tensor) -> list[tuple[ShardedParam, torch.Tensor]]:
+        """Each parameter with its padded chunk of `flat` (1-D, one row of the buffer)."""
+        pieces = flat.split([param.numel for param in self.params])
+        return [(param, own.view(param.chunk_shape)) for param, own in zip(self.params, pieces, strict=True)]
 
     def _hand_over_shards(self) -> None:
         """The output is this rank's padded chunks; each parameter's `.grad` becomes a view of the rows that are real."""
         dtypes = {param.dtype for param in self.params}
         dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype                    # mixed: each is cast by itself, below
-        flat = self.output.to(dtype, copy=True) if not self.output.is_cuda else self.output.to(dtype)   # let go of the big buffer
+        whole_rests = self.unit.placements.gradient is Placement.REPLICATE
+        category, held = (Category.UNSHARDED_GRAD, self.buffer) if whole_rests else (Category.SHARDED_GRAD, self.output)
+        flat = self.output.to(self.unit.home, dtype)
         self.buffer = self.output = None
         ledger.free(self.token)
         created = [param for param in self.params if param.sharded.grad is None]
-        token = ledger.allocate(Category.SHARDED_GRAD, self.unit.name, flat.numel() * flat.element_size()) if created else 0
-        start = 0
-        for param in self.params:
-            own = flat[start : start + param.rows * math.prod(param.shape[1:])].view(param.rows, *param.shape[1:])
-            param.add_gradient(own.to(param.dtype))
-            start += param.numel
+        for param, own in self._chunks(flat):
+            param.add_gradient(own.narrow(param.dim, 0, param.rows).to(param.dtype))
         if created and (grad := created[-1].sharded.grad) is not None:
-            weakref.finalize(grad, ledger.free, token)                              # zero_grad tells nobody
-        else:
-            ledger.free(token)
+            self._keep_books(category, held, grad)                                  # zero_grad tells nobody
 
     def _hand_over_whole(self) -> None:
         """DDP: `.grad` becomes a view of the reduced buffer, so the result is not copied back."""
-        start = 0
-        for param in self.params:
-            view = self.buffer[start : start + param.full.numel()].view(param.shape)
-            mean = view.to(param.dtype)
+        pieces = self.buffer.split([param.full.numel() for param in self.params])
+        for param, own in zip(self.params, pieces, strict=True):
+            mean = own.view(param.shape).to(param.dtype)
             param.add_whole_gradient(mean)
-            start += param.full.numel()
         weakref.finalize(mean, ledger.free, self.token)                             # it is, or was added to, the `.grad` to be
         self.buffer = self.output = None
+
+    def _keep_books(self, category: Category, held: torch.Tensor, owner: torch.Tensor) -> None:
+        """Enter the memory of `held` into the books for as long as `owner` lives."""
+        ledger.free(self.token)
+        weakref.finalize(owner, ledger.free, ledger.allocate(category, self.unit.name, held.numel() * held.element_size()))
 
 
 def _division(unit: Unit, dtype: torch.dtype) -> tuple[dist.ReduceOp.RedOpType, float, float]:
@@ -124,13 +160,15 @@ def _division(unit: Unit, dtype: torch.dtype) -> tuple[dist.ReduceOp.RedOpType, 
     fp16 ends at 65504: a sum over many ranks would overflow and the mean of it come too late, so about the root of the divisor goes
     first (torch's rule, `_get_gradient_divide_factors`: 8 = 4 * 2, 4 = 2 * 2, 2 = 2 * 1).
     """
-    total = float(unit.world_size if unit.divide_factor is None else unit.divide_factor)
+    factor = unit.gradients.divide_factor
+    total = float(unit.mesh.ranks if factor is None else factor)
     if dtype is torch.float16:
         before = 1.0
         while total % before == 0 and total / before > before:
             before *= 2
         return dist.ReduceOp.SUM, before, total / before
-    return (dist.ReduceOp.AVG, 1, 1) if unit.divide_factor is None else (dist.ReduceOp.SUM, 1, total)
+    averages = factor is None and not unit.gradients.force_sum
+    return (dist.ReduceOp.AVG, 1, 1) if averages else (dist.ReduceOp.SUM, 1, total)
 
 
 def _reduction_dtype(unit: Unit, grads: list[torch.Tensor]) -> torch.dtype:

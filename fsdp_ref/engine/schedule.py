@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
+from . import agreement, optimizers
 from .unit import State, Unit
 
 if TYPE_CHECKING:
@@ -23,14 +24,18 @@ class Schedule:
     """See the module docstring. `all` are the hooks of every unit below the root (itself included), in the order of modules."""
 
     def __init__(self, root: UnitHooks, everyone: list[UnitHooks]) -> None:
-        self.all = everyone
-        self.order: list[Unit] = []
+        self.root, self.all = root, everyone
+        self.order: list[Unit] = []                         # forwards with gradients on, until backward has met them
+        self.forwards: list[Unit] = []                      # all forwards of this pass
+        self.last_forwards: list[Unit] = []                 # and of the pass before
+        self.prefetched: list[Unit] = []
         self.reducing: list[Unit] = []
         self.forward_root: UnitHooks | None = None
         self.callback_queued = False
         self.is_last_backward = root.is_last_backward
         self._name_units(root.modules[0])
         _refuse_split_ties(self.all)
+        agreement.check([hooks.unit for hooks in self.all])
         if root.unit.device.type == "cuda":
             gather, reduce = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)
             for hooks in self.all:
@@ -56,8 +61,43 @@ class Schedule:
     def begin_forward(self, hooks: UnitHooks) -> None:
         """The first unit of a forward pass: later gathers must see what the optimizer wrote on the current stream."""
         self.forward_root = hooks
+        optimizers.show_dtensors()
+        self.last_forwards, self.forwards = self.forwards, []
         if hooks.unit.gather_stream is not None:
-            hooks.unit.gather_stream.wait_stream(torch.cuda.current_stream())
+            event, hooks.post_optim_event = hooks.post_optim_event, None
+            if event is not None:
+                hooks.unit.gather_stream.wait_event(event)
+            else:
+                hooks.unit.gather_stream.wait_stream(torch.cuda.current_stream())
+
+    def end_forward(self) -> None:
+        """The last unit of a forward pass: what was prefetched and not used would be old after the optimizer's next step."""
+        self.forward_root = None
+        for unit in self.prefetched:
+            if unit.state is State.GATHERING:
+                unit.reshard()
+        self.prefetched.clear()
+
+    def following(self) -> list[Unit]:
+        """The units to gather ahead: those that followed the current one in the last forward pass, if this pass goes the same way."""
+        here, ahead = len(self.forwards), self.root.prefetch_ahead
+        if not ahead or self.forwards[-1:] != self.last_forwards[here - 1 : here]:
+            return []
+        return self.last_forwards[here : here + ahead]
+
+    def prefetch(self, units: list[Unit], phase: str) -> None:
+        """Start gathers that are not needed yet, as many as may be on their way at once.
+
+        [Note: gathers in flight] Each one holds a buffer of a unit's size until it is copied out. What is over the limit is gathered when
+        it is needed, as if nobody had asked for it ahead.
+        """
+        for unit in units:
+            limit = self.root.max_in_flight
+            if limit is not None and sum(hooks.unit.gather is not None for hooks in self.all) >= limit:
+                return
+            unit.unshard(phase)
+            if phase == "forward":
+                self.prefetched.append(unit)
 
     def remember(self, unit: Unit) -> None:
         """`unit` has run forward with gradients on. [Note: order with multiplicity]"""
@@ -72,10 +112,13 @@ class Schedule:
         return self.order[index - 1] if index else None
 
     def reduce(self, unit: Unit) -> None:
-        """Start the reduction of a unit's gradients. At most one other is on its way meanwhile, which bounds the memory of buffers."""
-        while len(self.reducing) > 1:
-            self.reducing.pop(0).finish_reduction()
-        if unit.start_reduction():
+        """Start the reduction of a unit's gradients. Few others are on their way meanwhile, which bounds the memory of buffers."""
+        while len(self.reducing) > self.root.max_reductions:
+            self.reducing.pop(0).gradients.finish()
+        for other in self.reducing:
+            if other.gradients.reduction is not None:
+                other.gradients.reduction.advance()
+        if unit.gradients.reduce():
             self.reducing.append(unit)
 
     def queue_callback(self) -> None:
@@ -90,11 +133,14 @@ class Schedule:
         self.forward_root = None
         for hooks in self.all:
             hooks.end_backward()
+        for unit in (hooks.unit for hooks in reversed(self.all)):
+            if unit.gradients.at_the_step and unit.gradients.sync:
+                self.reduce(unit)
         if self.is_last_backward:
             while self.reducing:
-                self.reducing.pop(0).finish_reduction()
+                self.reducing.pop(0).gradients.finish()
             for hooks in self.all:
-                hooks.unit.restore_gradients()
+                hooks.unit.gradients.restore()
             self.forget_order()
 
     def forget_order(self) -> None:
@@ -108,10 +154,10 @@ class Schedule:
     def reset(self) -> None:
         """Forget a step that an exception cut short: finish what is on its way, free, drop its gradients."""
         while self.reducing:
-            self.reducing.pop(0).drop_gradients()
+            self.reducing.pop(0).gradients.drop()
         for hooks in self.all:
             hooks.forget()
-            hooks.unit.drop_gradients()
+            hooks.unit.gradients.drop()
             hooks.unit.reshard()
         self.forget_order()
         self.forward_root, self.callback_queued = None, False
