@@ -18,11 +18,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .. import collectives
+from .. import agreement, collectives, optimizers
 from ..collectives import Label
 from ..errors import ConfigError
 from ..placements import HSDP, ZERO3, Placement, Placements
-from . import optimizers, ownership, wrap
+from . import ownership, wrap
 from .hooks import UnitHooks, hooks_of
 from .mesh import UnitMesh, default_mesh
 from .module import sharded_class
@@ -111,13 +111,14 @@ def _apply(module: nn.Module | list[nn.Module], placements: Placements, mesh: De
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {each}")
         if hooks_of(each) is not None:
             raise AssertionError(f"fully_shard has already been applied to this {type(each).__name__}; apply it once a module")
-    unit_mesh = UnitMesh(mesh or default_mesh(placements))
+    unit_mesh = UnitMesh(mesh or default_mesh(placements), replicate=placements.optimizer is Placement.REPLICATE)
     reshard, keep_mesh = _after_forward(reshard_after_forward, unit_mesh)
     owned = ownership.owned_modules(modules)
     ownership.move(owned, unit_mesh.device, ignored or set())
     params = [ShardedParam(param, slots, unit_mesh, placements, placement_fn(param) if placement_fn else None)
               for param, slots in ownership.owned_params(owned, ignored or set())]
-    unit_mesh.check_average()
+    for group in unit_mesh.groups:
+        agreement.check_average(group, unit_mesh.device)
     unit = Unit(modules, params, unit_mesh, placements, policy, offload)
     unit.reshard_after_forward, unit.keep_mesh = reshard, keep_mesh
     hooks = UnitHooks(unit, auto_reshard=reshard_after_forward is None)
@@ -145,9 +146,7 @@ def _after_forward(choice: bool | int | None, mesh: UnitMesh) -> tuple[bool, Uni
 
 def _start_equal(model: nn.Module, mesh: UnitMesh) -> None:
     """Everyone takes rank 0's weights and buffers: along the shards first, then along the replicas."""
-    for group in (mesh.group, mesh.replicas):
-        if group is None or group.size() == 1:
-            continue
+    for group in (group for group in mesh.groups if group.size() > 1):
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if tensor.device.type != "meta" and not isinstance(tensor, DTensor):
                 collectives.broadcast(tensor.detach(), group, Label(name, "start"))

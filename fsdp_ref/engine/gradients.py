@@ -39,9 +39,6 @@ class Gradients:
     def expect(self) -> None:
         """Backward of this unit begins: from now on whole gradients come into being."""
         params = [param for param in self.unit.params if param.full is not None]
-        if not self.unit.sharded and self.sync:
-            for param in params:
-                param.set_aside()
         if not self._token and all(param.full.grad is None for param in params):
             nbytes = sum(param.full.numel() * param.full.element_size() for param in params if param.full.requires_grad)
             self._token = ledger.allocate(Category.UNSHARDED_GRAD, self.unit.name, nbytes)
@@ -60,14 +57,8 @@ class Gradients:
     def keep(self) -> None:
         """A backward without sync is over: accumulate in the dtype of the reduction (torch's rule)."""
         for param in self.unit.params:
-            param.unreduced = param.full is not None and param.full.grad is not None
             if param.full is not None and self.unit.policy.reduce_dtype is not None:
                 param.keep_gradient(self.unit.policy.reduce_dtype)
-
-    def restore(self) -> None:
-        """DDP, at the end of backward: what was reduced, now and before, becomes `.grad`."""
-        for param in self.unit.params:
-            param.restore()
 
     def finish(self) -> None:
         """Wait for the reduction and put its result where the optimizer looks for it."""

@@ -216,7 +216,6 @@ class UnitHooks:
             self.schedule.reduce(unit)
             if partly:
                 unit.gradients.finish()
-                unit.gradients.restore()
 
     def end_backward(self) -> None:
         """Nothing is left of this backward: do what no marker did, and be ready for the next forward."""

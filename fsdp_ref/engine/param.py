@@ -27,8 +27,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from .. import optimizers
 from ..placements import Placement, Placements
-from . import optimizers
 from .mesh import UnitMesh
 
 
@@ -51,7 +51,8 @@ class ShardedParam:
         name: its fully qualified name below the root (known once the root has run).
         shape, dtype: of the whole parameter.
         dim: the dim that is cut; `chunk_shape` is the shape of one padded shard, `numel` its elements.
-        sharded, full: see the module docstring. Under DDP both are the same plain parameter.
+        sharded, full: see the module docstring. Under DDP "sharded" is the plain parameter, and `full` another one over its memory: so
+            gradients that are not reduced yet never mix with those that are.
     """
 
     def __init__(self, param: nn.Parameter, slots: list[tuple[nn.Module, str]], mesh: UnitMesh, placements: Placements,
@@ -62,15 +63,13 @@ class ShardedParam:
         self.replicated = placements.optimizer is Placement.REPLICATE
         self.identity = param.__dict__.setdefault("_fsdp_ref_identity", object())   # survives sharding: finds ties split over units
         self.sharded: nn.Parameter = param
-        self.full: nn.Parameter | None = param if self.replicated else None
-        self.reduced: torch.Tensor | None = None            # DDP: the gradient of earlier backwards, while a new one is made
-        self.unreduced = False                              # DDP: `.grad` holds gradients of a backward without sync
+        self.full: nn.Parameter | None = None
         self.kept: torch.Tensor | None = None               # gradients of backwards without sync, where they are kept in another dtype
         self.partial: torch.Tensor | None = None            # HSDP: this rank's rows, reduced over shards but not yet over replicas
-        self.dim = 0
+        self.dim, self.chunk_shape, self.numel = 0, param.shape, param.numel()
+        self.first, self.chunk = 0, param.shape[0] if param.ndim else 1
+        self.rows = self.chunk
         if self.replicated:
-            self.first, self.rows = 0, param.shape[0] if param.ndim else 1
-            self.chunk = self.rows
             return
         _refuse_odd(param, name)
         self.dim = _checked_dim(placement, param, mesh.size)
@@ -104,12 +103,15 @@ class ShardedParam:
         """Move this rank's rows into `home` (1-D, bytes of `numel` elements): the parameter lives there from now on.
 
         `self.sharded` may be the whole parameter (first time) or a DTensor that has been given other memory (`to`, `to_empty`,
-        `load_state_dict(assign=True)`). Without a `home`, a tensor subclass gets padded memory of its own kind.
+        `load_state_dict(assign=True)`). Without a `home`, a tensor subclass gets padded memory of its own kind. Under DDP all stays.
 
         [Note: shards begin their storage] A DTensor whose local tensor starts inside a larger storage cannot be deep-copied (torch 2.13:
         "invalid python storage"), and people do deep-copy state dicts. DLPack gives the same memory a storage that begins with it.
         """
         first_time, old = not isinstance(self.sharded, DTensor), self.local.detach()
+        if self.replicated:
+            self.padded, self.full = old, nn.Parameter(old, requires_grad=self.sharded.requires_grad)
+            return
         current = old.narrow(self.dim, self.first, self.rows) if first_time else old
         if home is None:
             padded = old.new_zeros(self.chunk_shape)
@@ -170,10 +172,7 @@ class ShardedParam:
         found = module._parameters[name]
         if found is self.sharded or found is self.full:
             return False
-        if self.replicated:
-            self.full = self.sharded = found
-            return True
-        if not isinstance(found, DTensor) or found.shape != self.shape:
+        if found.shape != self.shape or not (self.replicated or isinstance(found, DTensor)):
             raise ValueError(f"parameter {self.name} was replaced by a {type(found).__name__} of shape {tuple(found.shape)} after "
                              f"fully_shard; assign a DTensor of shape {tuple(self.shape)} on the same mesh (load_state_dict does)")
         self.sharded, self.dtype = found, found.dtype
@@ -188,10 +187,9 @@ class ShardedParam:
 
     def take_gradient(self) -> torch.Tensor:
         """The gradient autograd left on the whole parameter, with what was kept before; removed from both. Zeros if there is none."""
-        grad, self.full.grad, self.unreduced = self.full.grad, None, False
-        if self.kept is None:
+        grad, self.full.grad, kept, self.kept = self.full.grad, None, self.kept, None
+        if kept is None:
             return torch.zeros_like(self.full) if grad is None else grad
-        kept, self.kept = self.kept, None
         return kept if grad is None else kept.add_(grad)
 
     def keep_gradient(self, dtype: torch.dtype) -> None:
@@ -201,31 +199,17 @@ class ShardedParam:
 
     def add_gradient(self, own: torch.Tensor) -> None:
         """Add this rank's rows of the reduced gradient to the shard's `.grad` (create it where there is none)."""
+        own = own.narrow(self.dim, 0, self.rows) if self.rows != self.chunk else own
         if self.sharded.grad is None:
-            self.sharded.grad = self.as_dtensor(own)
+            self.sharded.grad = own if self.replicated else self.as_dtensor(own)
         else:
-            self.sharded.grad._local_tensor.add_(own)
+            getattr(self.sharded.grad, "_local_tensor", self.sharded.grad).add_(own)
         for hook in (getattr(self.sharded, "_post_accumulate_grad_hooks", None) or {}).values():
             hook(self.sharded)                              # autograd runs these for leaves it fills itself; this one is ours
 
-    def set_aside(self) -> None:
-        """DDP, before a backward that will be reduced: what was reduced before must not go through the reduction again."""
-        if self.full.grad is not None and not self.unreduced:
-            self.reduced, self.full.grad = self.full.grad, None
-
-    def add_whole_gradient(self, mean: torch.Tensor) -> None:
-        """DDP: add a reduced gradient to what was reduced before. `.grad` belongs to autograd until backward ends; see `restore`."""
-        self.reduced = mean if self.reduced is None else self.reduced.add_(mean)
-
-    def restore(self) -> None:
-        """DDP, at the end of backward: what was reduced becomes `.grad`."""
-        if self.reduced is not None and self.full.grad is None:
-            self.full.grad, self.reduced = self.reduced, None
-
     def drop_gradients(self) -> None:
         """Forget what a step that was cut short left behind."""
-        self.kept = self.reduced = self.partial = None
-        self.unreduced = False
+        self.kept = self.partial = None
         if self.full is not None:
             self.full.grad = None
 

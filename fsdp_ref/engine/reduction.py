@@ -37,11 +37,10 @@ class Reduction:
         grads = [grad for _, grad in pairs]
         self.dtype = _reduction_dtype(unit, grads)
         self.op, before, self.divide_after = _division(unit, self.dtype)
-        self.buffer = self._copy_in_chunks(grads) if unit.sharded else torch.cat([grad.reshape(-1).to(self.dtype) for grad in grads])
+        self.buffer = self._copy_in(grads)
         category = Category.REDUCE_SCATTER if unit.placements.gradient is Placement.SHARD else Category.UNSHARDED_GRAD
         self.token = ledger.allocate(category, unit.name, self.buffer.numel() * self.buffer.element_size())
-        if unit.sharded:
-            weakref.finalize(self, ledger.free, self.token)                         # also when an exception ends the step before
+        weakref.finalize(self, ledger.free, self.token)                             # also when an exception ends the step before
         if before != 1:
             self.buffer.div_(before)
         if unit.reduce_stream is not None:
@@ -49,29 +48,25 @@ class Reduction:
         self.at_replicas = False
         self._start()
 
-    def _copy_in_chunks(self, grads: list[torch.Tensor]) -> torch.Tensor:
-        """(world, sum of padded chunks): row r holds rank r's rows of every gradient, zeros where a chunk is padded."""
+    def _copy_in(self, grads: list[torch.Tensor]) -> torch.Tensor:
+        """(shards, sum of padded chunks): row r holds rank r's rows of every gradient, zeros where a chunk is padded."""
         buffer = torch.empty((self.mesh.size, sum(p.numel for p in self.params)), dtype=self.dtype, device=grads[0].device)
         chunks = [(grad if p.dim == 0 else p.by_rank(grad.contiguous())).to(self.dtype).contiguous()                # [Note: columns]
                   for p, grad in zip(self.params, grads, strict=True) if grad.numel()]
-        if chunks:
-            torch._chunk_cat(chunks, 0, self.mesh.size, out=buffer)                 # pad, cut and concatenate in one pass
+        if chunks:                                                                  # pad, cut and concatenate in one pass
+            torch._chunk_cat([chunk if chunk.ndim else chunk.view(1) for chunk in chunks], 0, self.mesh.size, out=buffer)
         return buffer
 
     def _start(self) -> None:
-        unit, label = self.unit, Label(self.unit.name, "backward")
-        if not unit.sharded:
-            self.output = self.buffer
-            self.pending = collectives.all_reduce(self.buffer, self.mesh.group, label, op=self.op, stream=unit.reduce_stream) \
-                if self.mesh.size > 1 else None
-            return
-        own = self.buffer[self.mesh.rank]
-        if self.mesh.size == 1:
-            self.pending, self.output = None, own
-            return
-        self.output = own if unit.placements.gradient is Placement.REPLICATE else torch.empty_like(own)      # ZeRO-1 keeps the buffer
-        self.pending = collectives.reduce_scatter(self.output, self.buffer.view(-1), self.mesh.group, label, op=self.op,
-                                                  stream=unit.reduce_stream)
+        own, unit = self.buffer[self.mesh.rank], self.unit
+        self.pending, self.output = None, own
+        if self.mesh.size > 1:
+            if unit.placements.gradient is Placement.SHARD:
+                self.output = torch.empty_like(own)                                 # ZeRO-1 keeps the whole buffer
+            self.pending = collectives.reduce_scatter(self.output, self.buffer.view(-1), self.mesh.group, Label(unit.name, "backward"),
+                                                      op=self.op, stream=unit.reduce_stream)
+        else:
+            self.advance()
 
     @torch.no_grad()
     def advance(self) -> None:
@@ -103,10 +98,7 @@ class Reduction:
         self._wait()
         if self.divide_after != 1:
             self.output.div_(self.divide_after)
-        if self.unit.sharded:
-            self._hand_over_shards()
-        else:
-            self._hand_over_whole()
+        self._hand_over()
 
     def drop(self) -> None:
         """Wait, and throw the result away."""
@@ -124,7 +116,7 @@ class Reduction:
         pieces = flat.split([param.numel for param in self.params])
         return [(param, own.view(param.chunk_shape)) for param, own in zip(self.params, pieces, strict=True)]
 
-    def _hand_over_shards(self) -> None:
+    def _hand_over(self) -> None:
         """The output is this rank's padded chunks; each parameter's `.grad` becomes a view of the rows that are real."""
         dtypes = {param.dtype for param in self.params}
         dtype = dtypes.pop() if len(dtypes) == 1 else self.dtype                    # mixed: each is cast by itself, below
@@ -135,18 +127,9 @@ class Reduction:
         ledger.free(self.token)
         created = [param for param in self.params if param.sharded.grad is None]
         for param, own in self._chunks(flat):
-            param.add_gradient(own.narrow(param.dim, 0, param.rows).to(param.dtype))
+            param.add_gradient(own.to(param.dtype))
         if created and (grad := created[-1].sharded.grad) is not None:
             self._keep_books(category, held, grad)                                  # zero_grad tells nobody
-
-    def _hand_over_whole(self) -> None:
-        """DDP: `.grad` becomes a view of the reduced buffer, so the result is not copied back."""
-        pieces = self.buffer.split([param.full.numel() for param in self.params])
-        for param, own in zip(self.params, pieces, strict=True):
-            mean = own.view(param.shape).to(param.dtype)
-            param.add_whole_gradient(mean)
-        weakref.finalize(mean, ledger.free, self.token)                             # it is, or was added to, the `.grad` to be
-        self.buffer = self.output = None
 
     def _keep_books(self, category: Category, held: torch.Tensor, owner: torch.Tensor) -> None:
         """Enter the memory of `held` into the books for as long as `owner` lives."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from . import agreement, optimizers
+from .. import agreement, optimizers
 from .unit import State, Unit
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ class Schedule:
         self.is_last_backward = root.is_last_backward
         self._name_units(root.modules[0])
         _refuse_split_ties(self.all)
-        agreement.check([hooks.unit for hooks in self.all])
+        units = [hooks.unit for hooks in self.all]
+        agreement.check([line for unit in units for line in unit.describe()],
+                        {id(group): group for unit in units for group in unit.mesh.groups}.values())
         if root.unit.device.type == "cuda":
             gather, reduce = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)
             for hooks in self.all:
@@ -139,8 +141,6 @@ class Schedule:
         if self.is_last_backward:
             while self.reducing:
                 self.reducing.pop(0).gradients.finish()
-            for hooks in self.all:
-                hooks.unit.gradients.restore()
             self.forget_order()
 
     def forget_order(self) -> None:

@@ -6,7 +6,7 @@
 A unit knows how to move between these states and how to reduce its gradients. It does not know *when*: schedule.py decides that.
 What it does in each step follows from its `Placements` row:
 
-    DDP              weights whole and plain: nothing to gather or free, gradients are all-reduced
+    DDP              weights whole and plain, as with one shard: nothing to gather or free, gradients are all-reduced over the replicas
     ZeRO-1, ZeRO-2   weights whole at rest, the optimizer's shards are rows of them: "gather" happens after the optimizer's step only
     ZeRO-3, HSDP     weights rest as shards: gathered before use, freed after it
 
@@ -26,10 +26,9 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from .. import ledger
+from .. import ledger, optimizers
 from ..ledger import Category
 from ..placements import Placement, Placements
-from . import optimizers
 from .gather import Gather
 from .gradients import Gradients
 from .memory import lay_out, piece
@@ -71,20 +70,19 @@ class Unit:
         self._books: dict[str, int] = {}                    # tokens of the ledger
         self._shard_token, self._versions = 0, None
         weakref.finalize(self, _close_books, self._books)
-        if self.sharded:
-            self.pack()
-        if self.resident:
+        self.pack()
+        if self.sharded and self.resident:
             optimizers.refresh_after_step(self)
 
     @property
     def sharded(self) -> bool:
-        """True when the optimizer sees shards (False: DDP, nothing to gather)."""
+        """True when the optimizer sees shards (False: DDP, whose parameters are whole and never gathered)."""
         return self.placements.optimizer is Placement.SHARD
 
     @property
     def resident(self) -> bool:
-        """True when whole weights rest beside the optimizer's shards (ZeRO-1 and ZeRO-2)."""
-        return self.sharded and self.placements.parameter is Placement.REPLICATE
+        """True when whole weights rest (DDP, ZeRO-1, ZeRO-2)."""
+        return self.placements.parameter is Placement.REPLICATE
 
     # -- at rest --------------------------------------------------------------------------------------------------------------
 
@@ -101,14 +99,15 @@ class Unit:
         home = self.params[0].local.device if self.params else self.home
         home = home if home.type == "meta" else self.home
         self.whole, fresh = None, not any(isinstance(p.sharded, DTensor) for p in self.params)
-        self.aliased = self.resident and not casts and home.type != "meta"
+        self.aliased = self.sharded and self.resident and not casts and home.type != "meta"
         if self.aliased:
             self.allocate_whole()
             if fresh:
                 with torch.no_grad():
                     for param in plain:
                         param.full.copy_(param.sharded)
-        self.flat = torch.empty(0 if self.aliased else total, dtype=torch.uint8, device=home, pin_memory=self.pin and home.type == "cpu")
+        self.flat = torch.empty(total if self.sharded and not self.aliased else 0, dtype=torch.uint8, device=home,
+                                pin_memory=self.pin and home.type == "cpu")
         for index, param in enumerate(self.params):
             if self.aliased:
                 param.place_shard(self.whole_of(index).view(self.mesh.size, param.numel)[self.mesh.rank].view(torch.uint8))
@@ -122,12 +121,6 @@ class Unit:
     def repack_if_moved(self) -> None:
         """Pack again if any shard is no longer where it was put (`module.to`, `to_empty`, an assigned state dict)."""
         adopted = [param.adopt() for param in self.params]
-        if not self.sharded:
-            if any(adopted) or any(p.full.dtype != p.dtype or p.full.device != p.device for p in self.params):
-                for param in self.params:
-                    param.dtype, param.device = param.full.dtype, param.full.device
-                self.enter_books()
-            return
         moved = [p.local.dtype != p.dtype or p.local.device != p.padded.device or
                  (p.local.numel() and type(p.local) is torch.Tensor and p.local.data_ptr() != p.padded.data_ptr()) for p in self.params]
         if any(adopted) or any(moved):
@@ -139,21 +132,23 @@ class Unit:
         """Write the resting weights, and who holds which rows, into the ledger's books (again when names become known)."""
         ledger.release_shards(self._shard_token)
         self._strike("rest")
-        if self.sharded:
-            held = [] if self.aliased else self.params
-            category, nbytes = Category.SHARDED_PARAM, sum(p.padded.numel() * p.padded.element_size() for p in held)
-        else:
-            category, nbytes = Category.UNSHARDED_PARAM, sum(p.full.numel() * p.full.element_size() for p in self.params)
+        nbytes = 0 if self.aliased else sum(p.padded.numel() * p.padded.element_size() for p in self.params)
         rows = [ledger.Shard(ledger.rank(), self.name, p.name, tuple(p.shape), str(p.dtype).removeprefix("torch."),
                              p.first, p.rows, p.chunk, p.dim) for p in self.params]
         self._shard_token = self._books["shards"] = ledger.hold_shards(rows)
-        self._enter("rest", category, nbytes)
+        self._enter("rest", Category.SHARDED_PARAM if self.sharded else Category.UNSHARDED_PARAM, nbytes)
+
+    def describe(self) -> list[str]:
+        """One line for the unit and one a parameter, to be compared with those of the other ranks."""
+        policy = f"computed in {self.policy.param_dtype} and reduced in {self.policy.reduce_dtype}"
+        return [f"unit {self.name} ({self.placements.name}, {len(self.params)} parameters, {policy})",
+                *(f"{p.name} of shape {tuple(p.shape)} and {p.dtype} cut along dim {p.dim} in unit {self.name}" for p in self.params)]
 
     # -- gather, compute, free ------------------------------------------------------------------------------------------------
 
     def unshard(self, phase: str = "forward") -> None:
         """Start gathering the weights. Nothing happens if they are there or on their way."""
-        if not self.sharded or self.state not in (State.SHARDED, State.KEPT) or not self.params:
+        if self.state not in (State.SHARDED, State.KEPT) or not self.params:
             return
         self.start_gather(phase)
         self.state = State.GATHERING
@@ -171,7 +166,7 @@ class Unit:
 
     def start_gather(self, phase: str) -> None:
         """Put a gather on its way, if the whole weights are not there. [Note: when the whole is stale]"""
-        if self.gather is None and not (self.resident and self._versions == self._shard_versions()):
+        if self.gather is None and self.sharded and not (self.resident and self._versions == self._shard_versions()):
             self.gather = Gather(self, phase)
 
     def finish_gather(self) -> None:
@@ -184,7 +179,7 @@ class Unit:
 
     def reshard(self) -> None:
         """Free the whole weights; the modules hold the shards again. A gather on its way is waited for first."""
-        if not self.sharded or not self.params or self.state is State.SHARDED:
+        if self.state is State.SHARDED:
             return
         self.wait_unshard()
         for param in self.params:

@@ -19,12 +19,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from .. import ledger
-from ..errors import ConfigError
-from ..ledger import Category, Lane
+from . import ledger
+from .errors import ConfigError
+from .ledger import Category, Lane
 
 if TYPE_CHECKING:
-    from .unit import Unit
+    from .engine.unit import Unit
 
 ELEMENTWISE = (torch.optim.Adam, torch.optim.AdamW)          # their own classes, not what others derive from them
 

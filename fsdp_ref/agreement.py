@@ -1,0 +1,82 @@
+"""Do the ranks agree? Asked before the first gather goes out, because afterwards it is too late.
+
+Ranks that shard different models would exchange the wrong bytes, or wait for each other until the time limit. `check` compares what they
+say of themselves. It goes through the store in which the ranks met, not through a collective: they may already disagree on those. Every
+rank reads every fingerprint, so all raise the same error; where they differ, the lists behind them say what, and on which rank.
+`check_average` asks whether the backend's AVG is a mean.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import weakref
+from collections.abc import Iterable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import xxhash
+
+from . import collectives, world
+from .collectives import Label
+from .errors import ConfigError, RankError, WorldError
+
+LIMIT = timedelta(seconds=60)                               # for the slowest rank, where no World says otherwise
+_asked: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count] = weakref.WeakKeyDictionary()
+_averages: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()           # groups whose AVG has been tried
+
+
+def check(lines: list[str], groups: Iterable[dist.ProcessGroup]) -> None:
+    """Compare `lines`, this rank's description of its model, with those of all ranks of `groups`. Every rank must call it.
+
+    Raises:
+        ConfigError: a rank differs; it names the rank, the first line that does, and what the group's first rank has there.
+        RankError: a rank did not come here within the time limit.
+    """
+    for group in groups:
+        if group.size() > 1 and dist.get_backend(group) != "fake":
+            _compare(lines, group)
+
+
+def check_average(group: dist.ProcessGroup, device: torch.device) -> None:
+    """Try once a group whether AVG averages on its backend. Every rank must call it.
+
+    Raises:
+        WorldError: it does not, so every gradient would be wrong by the same factor and training would go on.
+    """
+    if group.size() == 1 or group in _averages or dist.get_backend(group) == "fake":
+        return
+    numbers, mean = torch.full((2,), float(group.rank()), device=device), (group.size() - 1) / 2
+    with collectives.route("library"):
+        collectives.all_reduce(numbers, group, Label("check", "start")).wait()
+    if numbers.tolist() != [mean, mean]:
+        raise WorldError(f"AVG of 0 to {group.size() - 1} gave {numbers[0].item():g} on the backend {dist.get_backend(group)}, "
+                         f"not {mean:g}: gradients would be wrong; use gloo, NCCL, or another torch")
+    _averages.add(group)
+
+
+def _compare(lines: list[str], group: dist.ProcessGroup) -> None:
+    ranks = [dist.get_global_rank(group, number) for number in range(group.size())]
+    mine, here = dist.get_global_rank(group, group.rank()), world.current()
+    number = next(_asked.setdefault(group, itertools.count()))
+    limit = timedelta(seconds=here.timeout) if here else LIMIT
+    store = dist.PrefixStore(f"fsdp_ref/agreement/{group.group_name}/{ranks[0]}/{number}",
+                             here.store if here else dist.distributed_c10d._get_default_store())
+    store.set(f"lines/{mine}", json.dumps(lines))
+    store.set(f"print/{mine}", xxhash.xxh3_128_hexdigest("\n".join(lines).encode()))
+    prints = []
+    for rank in ranks:
+        try:
+            store.wait([f"print/{rank}"], limit)
+        except (RuntimeError, ValueError) as error:
+            raise RankError(f"rank {rank} did not run the first forward of this model within {limit.total_seconds():g} s, where the others "
+                            "wait to compare their units; every rank must run it") from error
+        prints.append(store.get(f"print/{rank}"))
+    for rank, fingerprint in zip(ranks, prints, strict=True):
+        if fingerprint != prints[0]:
+            theirs, first = (json.loads(store.get(f"lines/{who}")) for who in (rank, ranks[0]))
+            pairs = itertools.zip_longest(theirs, first, fillvalue="nothing more")
+            odd, expected = next((a, b) for a, b in pairs if a != b)
+            raise ConfigError(f"the ranks shard different models: rank {rank} has {odd}, where rank {ranks[0]} has {expected}; build the "
+                              "same model and call fully_shard on the same modules in the same order on every rank")
