@@ -110,7 +110,8 @@ def _apply(module: nn.Module | list[nn.Module], placements: Placements, mesh: De
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)) and type(each).forward is nn.Module.forward:
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {each}")
         if hooks_of(each) is not None:
-            raise AssertionError(f"fully_shard has already been applied to this {type(each).__name__}; apply it once a module")
+            raise AssertionError("Each distinct composable distributed API can only be applied to a module once. fully_shard has already "
+                                 f"been applied to this {type(each).__name__}")
     unit_mesh = UnitMesh(mesh or default_mesh(placements), replicate=placements.optimizer is Placement.REPLICATE)
     reshard, keep_mesh = _after_forward(reshard_after_forward, unit_mesh)
     owned = ownership.owned_modules(modules)

@@ -148,9 +148,10 @@ class UnitHooks:
             return
         if len(self.modules) > 1:
             raise RuntimeError(f"FSDP requires a single root module but got {list(self.modules)}")
-        for hooks in units_below(self):
-            if hooks is not self and hooks.schedule is not None:
-                raise RuntimeError(f"FSDP state has already been lazily initialized for {hooks.unit.name}\n"
+        for name, module in self.modules[0].named_modules():
+            hooks = hooks_of(module)
+            if hooks is not None and hooks is not self and hooks.schedule is not None:
+                raise RuntimeError(f"FSDP state has already been lazily initialized for {name}\n"
                                    "FSDP requires running forward through the root module first")
         schedule = Schedule(self, list(units_below(self)))
         self.is_root = True

@@ -21,6 +21,7 @@ This file never starts a collective and never decides when something happens; se
 from __future__ import annotations
 
 import math
+import types
 
 import torch
 from torch import nn
@@ -126,13 +127,15 @@ class ShardedParam:
                 padded.narrow(self.dim, self.rows, self.chunk - self.rows).zero_()
         self.padded = padded
         if not first_time:
-            own.__dict__.update(self.sharded._local_tensor.__dict__)                    # hooks that users hang on it
-            self.sharded._local_tensor = own
+            for name, hook in self.own.__dict__.items():                                # methods that were hung on the shard (gather.py)
+                if getattr(hook, "__self__", None) is self.own:
+                    setattr(own, name, types.MethodType(hook.__func__, own))
+            self.sharded._local_tensor = self.own = own
             return
         shard = nn.Parameter(self.as_dtensor(own), requires_grad=self.sharded.requires_grad)
         shard.__dict__.update({k: v for k, v in self.sharded.__dict__.items() if k not in shard.__dict__})   # marks that users hang on it
         optimizers.replaced(self.sharded)
-        self.sharded = shard
+        self.sharded, self.own = shard, shard._local_tensor
         self.register(shard)
 
     def as_dtensor(self, own: torch.Tensor) -> DTensor:

@@ -47,8 +47,8 @@ def test_every_row_trains_to_the_same_bits(ranks, world):
 
 
 def test_hsdp_trains_to_the_same_within_roundings(ranks):
-    """Hybrid sharding sums in pairs, (a + b) + (c + d): other roundings. fp32 Adam moves a weight by at most lr a step, and gradients differ
-    by at most 4 eps of their size, so four steps of lr 0.01 stay far below 1e-4."""
+    """Hybrid sharding sums in pairs, (a + b) + (c + d): other roundings. fp32 Adam moves a weight by at most lr a step, and
+    gradients differ by at most 4 eps of their size, so four steps of lr 0.01 stay far below 1e-4."""
     for (losses, params), (expected, wanted) in zip(ranks(4, _trained, HSDP), ranks(4, _trained, DDP), strict=True):
         assert losses == pytest.approx(expected, rel=1e-5)
         for name in wanted:
@@ -195,7 +195,8 @@ def _at_rest(rank, world, row):
     model = data_parallel(toy(), row, mesh_for(row, world))
     loss_of(model, batch(0, rank)).backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-    return [(name, param.placements if isinstance(param, DTensor) else None, tuple(param.shape)) for name, param in model.named_parameters()]
+    return [(name, param.placements if isinstance(param, DTensor) else None, tuple(param.shape))
+            for name, param in model.named_parameters()]
 
 
 def test_what_the_user_sees_at_rest(ranks):

@@ -18,7 +18,7 @@ from fsdp_ref.engine import FSDPModule, MixedPrecisionPolicy, data_parallel, ful
 from fsdp_ref.engine.param import chunk_rows
 from fsdp_ref.errors import ConfigError, WorldError
 from fsdp_ref.ledger import Category
-from fsdp_ref.placements import DDP, HSDP, ZERO1, ZERO3
+from fsdp_ref.placements import DDP, ZERO3
 from tests.engine.toys import Block, batch, loss_of, toy
 
 
