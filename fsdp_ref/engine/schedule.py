@@ -36,7 +36,8 @@ class Schedule:
         self._name_units(root.modules[0])
         _refuse_split_ties(self.all)
         units = [hooks.unit for hooks in self.all]
-        agreement.check([line for unit in units for line in unit.describe()],
+        order = [f"{unit.name} as unit number {number}" for number, unit in enumerate(units)]
+        agreement.check([*order, *(line for unit in units for line in unit.describe())],
                         {id(group): group for unit in units for group in unit.mesh.groups}.values())
         if root.unit.device.type == "cuda":
             gather, reduce = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)

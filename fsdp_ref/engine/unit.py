@@ -142,7 +142,8 @@ class Unit:
         """One line for the unit and one a parameter, to be compared with those of the other ranks."""
         policy = f"computed in {self.policy.param_dtype} and reduced in {self.policy.reduce_dtype}"
         return [f"unit {self.name} ({self.placements.name}, {len(self.params)} parameters, {policy})",
-                *(f"{p.name} of shape {tuple(p.shape)} and {p.dtype} cut along dim {p.dim} in unit {self.name}" for p in self.params)]
+                *(f"{p.name} of shape {tuple(p.shape)} and {p.dtype} cut along dim {p.dim} and {'trained' if p.requires_grad else 'frozen'} "
+                  f"in unit {self.name}" for p in self.params)]
 
     # -- gather, compute, free ------------------------------------------------------------------------------------------------
 
