@@ -21,10 +21,10 @@ from torch.distributed.tensor import DTensor, Shard
 from .. import agreement, collectives, optimizers
 from ..collectives import Label
 from ..errors import ConfigError
+from ..mesh import UnitMesh, default_mesh
 from ..placements import HSDP, ZERO3, Placement, Placements
 from . import ownership, wrap
 from .hooks import UnitHooks, hooks_of
-from .mesh import UnitMesh, default_mesh
 from .module import sharded_class
 from .param import ShardedParam
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy

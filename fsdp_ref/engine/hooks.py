@@ -40,7 +40,7 @@ from torch import nn
 
 from .. import ledger
 from ..ledger import Lane
-from .policies import cast_floats, map_tensors
+from ..nested import cast_floats, map_tensors
 from .schedule import Schedule
 from .unit import Unit
 

@@ -29,8 +29,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from .. import optimizers
+from ..mesh import UnitMesh
 from ..placements import Placement, Placements
-from .mesh import UnitMesh
 
 
 def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int, int]:
@@ -88,6 +88,11 @@ class ShardedParam:
     def local(self) -> torch.Tensor:
         """This rank's rows, without padding: shape `chunk_shape` with `rows` along `dim`."""
         return self.sharded._local_tensor if isinstance(self.sharded, DTensor) else self.sharded
+
+    @property
+    def plain(self) -> bool:
+        """Whether the shard is an ordinary tensor, which may live inside a larger memory."""
+        return type(self.local.detach()) is torch.Tensor
 
     @property
     def version(self) -> tuple[int, int]:

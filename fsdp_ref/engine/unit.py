@@ -28,11 +28,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from .. import ledger, optimizers
 from ..ledger import Category
+from ..mesh import UnitMesh
 from ..placements import Placement, Placements
 from .gather import Gather
 from .gradients import Gradients
 from .memory import lay_out, piece
-from .mesh import UnitMesh
 from .param import ShardedParam
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
@@ -92,19 +92,18 @@ class Unit:
         With whole weights at rest the shards are rows of those instead, if the dtypes agree: no byte is held twice. Called again when
         something gave the shards other memory or another dtype.
         """
-        plain = [param for param in self.params if type(param.local.detach()) is torch.Tensor]
-        sizes = [(p.numel if p in plain else 0, p.dtype) for p in self.params]
-        self.row_offsets, total = lay_out(sizes)
+        plain = [param.plain for param in self.params]
+        self.row_offsets, total = lay_out([(p.numel * is_plain, p.dtype) for p, is_plain in zip(self.params, plain, strict=True)])
         casts = any(self.compute_dtype(p) != p.dtype for p in self.params)
         home = self.params[0].local.device if self.params else self.home
         home = home if home.type == "meta" else self.home
         self.whole, fresh = None, not any(isinstance(p.sharded, DTensor) for p in self.params)
-        self.aliased = self.sharded and self.resident and not casts and home.type != "meta"
+        self.aliased = self.sharded and self.resident and not casts and all(plain) and home.type != "meta"
         if self.aliased:
             self.allocate_whole()
             if fresh:
                 with torch.no_grad():
-                    for param in plain:
+                    for param in self.params:
                         param.full.copy_(param.sharded)
         self.flat = torch.empty(total if self.sharded and not self.aliased else 0, dtype=torch.uint8, device=home,
                                 pin_memory=self.pin and home.type == "cpu")
@@ -113,8 +112,8 @@ class Unit:
                 param.place_shard(self.whole_of(index).view(self.mesh.size, param.numel)[self.mesh.rank].view(torch.uint8))
             else:
                 start = self.row_offsets[index]
-                param.place_shard(self.flat[start : start + param.numel * param.dtype.itemsize] if param in plain else None)
-        self.flat_is_ready = not casts and not self.aliased and len(plain) == len(self.params) and home == self.device
+                param.place_shard(self.flat[start : start + param.numel * param.dtype.itemsize] if plain[index] else None)
+        self.flat_is_ready = not casts and not self.aliased and all(plain) and home == self.device
         self._versions = self._shard_versions() if self.aliased and fresh else None
         self.enter_books()
 
@@ -123,6 +122,9 @@ class Unit:
         adopted = [param.adopt() for param in self.params]
         moved = [p.local.dtype != p.dtype or p.local.device != p.padded.device or
                  (p.local.numel() and type(p.local) is torch.Tensor and p.local.data_ptr() != p.padded.data_ptr()) for p in self.params]
+        waiting = [param.local.is_meta for param in self.params]
+        if any(waiting) and not all(waiting):
+            return                                          # a state dict is being assigned, module by module; the first forward asks again
         if any(adopted) or any(moved):
             for param in self.params:
                 param.dtype, param.full = param.local.dtype, None
@@ -142,8 +144,8 @@ class Unit:
         """One line for the unit and one a parameter, to be compared with those of the other ranks."""
         policy = f"computed in {self.policy.param_dtype} and reduced in {self.policy.reduce_dtype}"
         return [f"unit {self.name} ({self.placements.name}, {len(self.params)} parameters, {policy})",
-                *(f"{p.name} of shape {tuple(p.shape)} and {p.dtype} cut along dim {p.dim} and {'trained' if p.requires_grad else 'frozen'} "
-                  f"in unit {self.name}" for p in self.params)]
+                *(f"{p.name} of shape {tuple(p.shape)} and {p.dtype} cut along dim {p.dim} and "
+                  f"{'trained' if p.requires_grad else 'frozen'} in unit {self.name}" for p in self.params)]
 
     # -- gather, compute, free ------------------------------------------------------------------------------------------------
 

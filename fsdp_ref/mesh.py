@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement as TensorPlacement
 
-from .. import world
-from ..errors import ConfigError, WorldError
-from ..placements import Placements
+from . import world
+from .errors import ConfigError, WorldError
+from .placements import Placements
 
 _kept: weakref.WeakKeyDictionary[dist.ProcessGroup, dict[int, UnitMesh]] = weakref.WeakKeyDictionary()
 

@@ -1,0 +1,41 @@
+"""Tensors inside nested values: what modules take and return may be tuples, dicts, dataclasses, and these inside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+
+
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`value` with `change` applied to every tensor in it: tuples, named tuples, lists, dicts and dataclasses, nested.
+
+    A container in which nothing changes is returned as it is, not as a copy: forward may write into it (a cache, say).
+    """
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(change, item) for item in value]
+        if all(new is old for new, old in zip(items, value, strict=True)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        changed = {key: new for key, old in value.items() if (new := map_tensors(change, old)) is not old}
+        if not changed:
+            return value
+        copy = value.copy()                                       # keeps the type: OrderedDict, transformers' ModelOutput, ...
+        for key, item in changed.items():
+            copy[key] = item
+        return copy
+    if is_dataclass(value) and not isinstance(value, type):
+        old = {f.name: getattr(value, f.name) for f in fields(value) if f.init}
+        changed = {name: new for name, item in old.items() if (new := map_tensors(change, item)) is not item}
+        return replace(value, **changed) if changed else value
+    return value
+
+
+def cast_floats(dtype: torch.dtype, value: Any) -> Any:
+    """`value` with its floating-point tensors cast to `dtype`; integers and masks stay."""
+    return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype != dtype else t, value)
