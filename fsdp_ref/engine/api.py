@@ -63,7 +63,8 @@ def fully_shard(module: nn.Module | list[nn.Module], *, mesh: DeviceMesh | None 
 
 def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | None = None, *, units: Iterable[nn.Module] | None = None,
                   mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(), offload_policy: OffloadPolicy = OffloadPolicy(),
-                  ignored_params: set[nn.Parameter] | None = None, prefetch: int = 1) -> nn.Module:
+                  ignored_params: set[nn.Parameter] | None = None, reshard_after_forward: bool | int | None = True,
+                  prefetch: int = 1) -> nn.Module:
     """Train `model` data-parallel with its state placed as the row `placements` says; returns `model`.
 
     All ranks start from rank 0's weights and buffers, as in torch's DistributedDataParallel.
@@ -72,6 +73,8 @@ def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | N
         placements: `DDP`, `ZERO1`, `ZERO2`, `ZERO3`, `HSDP`.
         mesh: 1-D (default: all ranks); for `HSDP` 2-D with names, replicas first (default: a row for each machine torchrun started).
         units: modules that become a unit each, inner ones first (default: `wrap.blocks(model)`); the model itself takes the rest.
+        reshard_after_forward: ZeRO-3 and HSDP: as in `fully_shard`, for all units. True moves what the formulas say, 3P a step. None keeps
+            what backward needs at once, the root and the last unit of the last forward: less on the wire, two units more in memory.
         prefetch: ZeRO-3 and HSDP: how many units are gathered ahead in forward, in the order of the last forward (0: none).
 
     Raises:
@@ -81,9 +84,10 @@ def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | N
     mesh = mesh or default_mesh(placements)
     _start_equal(model, UnitMesh(mesh))
     for module in (wrap.blocks(model) if units is None else units):
-        _apply(module, placements, mesh, None, mp_policy, offload_policy, ignored_params)
-    _apply(model, placements, mesh, None, mp_policy, offload_policy, ignored_params)
-    hooks_of(model).prefetch_ahead = prefetch
+        _apply(module, placements, mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
+    _apply(model, placements, mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params)
+    root = hooks_of(model)
+    root.prefetch_ahead, root.keep_last = prefetch, reshard_after_forward is None
     return model
 
 

@@ -64,6 +64,7 @@ class UnitHooks:
         self.is_last_backward = True                    # what the user said before there was a schedule
         self.phase = Phase.IDLE
         self.prefetch_ahead = 0                         # root: units to gather ahead in forward, in the order of the last forward
+        self.keep_last = False                          # root: do not free the unit that ran last, since backward begins with it
         self.max_in_flight: int | None = None           # root: gathers on their way at once
         self.max_reductions = 1                         # root: reductions on their way while another starts
         self.post_optim_event: torch.cuda.Event | None = None
@@ -135,7 +136,9 @@ class UnitHooks:
         ledger.add_event(Lane.COMPUTE, "forward", unit.name, "forward", self._began, ledger.now())
         if self.is_root and self.auto_reshard and not torch.is_grad_enabled():
             unit.reshard()                                                          # without backward, nobody else would free the root
-        unit.end_forward()
+        backward_is_next = torch.is_grad_enabled() and self.schedule.root.keep_last and self.schedule.last_forwards[-1:] == [unit]
+        if not backward_is_next:
+            unit.end_forward()
         if torch.is_grad_enabled():
             self.schedule.remember(unit)
             self._hook_outputs(output)

@@ -76,28 +76,41 @@ def _bytes(rank, world, row, mp=None):
 
 
 FORMULAS = {        # bytes at rest of one parameter on each of n ranks (fp32, Adam); elements a step on the wire, times (n-1)/n
-    DDP: (lambda n: 16, 2), ZERO1: (lambda n: 8 + 8 / n, 2), ZERO2: (lambda n: 4 + 12 / n, 2), ZERO3: (lambda n: 16 / n, None)}
+    DDP: (lambda n: 16, 2), ZERO1: (lambda n: 8 + 8 / n, 2), ZERO2: (lambda n: 4 + 12 / n, 2), ZERO3: (lambda n: 16 / n, 3)}
 
 
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("row", ROWS, ids=by_name)
 def test_bytes_are_those_of_the_formulas(ranks, row, world):
     per_parameter, sent = FORMULAS[row]
-    root = 64 * 32 * 2 + 64 + 2 * 32 + 1                    # ZeRO-3 keeps the root for backward: its P is gathered once, not twice
     for rank, (at_rest, wire, total, _, tensors, _) in enumerate(ranks(world, _bytes, row)):
         scalar = (world - 1) * 4 * 4                        # the gain of one element is padded to one a rank: 4 kinds of state
         steps = 4 * tensors                                 # Adam's step counters
         assert abs(sum(at_rest.values()) - steps - per_parameter(world) * total) <= scalar + 64, (rank, at_rest)
-        elements = sent * total if sent else 3 * total - root
-        assert wire == pytest.approx(elements * 4 * (world - 1) / world, abs=3 * 4 * world + 64)
+        assert wire == pytest.approx(sent * total * 4 * (world - 1) / world, abs=3 * 4 * world + 64)
+
+
+def _kept_for_backward(rank, world):
+    model = data_parallel(toy(**EVEN), ZERO3, reshard_after_forward=None)
+    wires = []
+    for number in range(2):
+        with ledger.record() as book:
+            loss_of(model, batch(number, rank, vocab=64)).backward()
+        wires.append([event.unit for event in book.events if event.lane == Lane.ALL_GATHER and event.phase == "backward"])
+    return wires
+
+
+def test_the_root_and_the_last_unit_may_be_kept_for_backward(ranks):
+    """The first forward shows which unit is the last."""
+    first, second = ranks(2, _kept_for_backward)[0]
+    assert first == ["blocks.2", "blocks.1", "blocks.0"] and second == ["blocks.1", "blocks.0"]
 
 
 def test_bytes_of_hsdp(ranks):
     """16P/S at rest with S shards; gathers inside a group of S, and the rows of a shard across the R groups."""
     at_rest, wire, total, _, tensors, _ = ranks(4, _bytes, HSDP)[0]
-    root = 64 * 32 * 2 + 64 + 2 * 32 + 1
     assert abs(sum(at_rest.values()) - 4 * tensors - 16 / 2 * total) <= 64
-    inside, across = (3 * total - root) * 4 / 2, 2 * total / 2 * 4 / 2
+    inside, across = 3 * total * 4 / 2, 2 * total / 2 * 4 / 2
     assert wire == pytest.approx(inside + across, abs=128)
 
 
