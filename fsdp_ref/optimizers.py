@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import increment_version
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -129,8 +130,11 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         nbytes = sum(_local(tensor).numel() * tensor.element_size() for tensor in tensors)
         step.token, step.entries = ledger.allocate(Category.OPTIMIZER, "optimizer", nbytes), len(optimizer.state)
         weakref.finalize(optimizer, ledger.free, step.token)
+    resident = [unit for ref in _resident if (unit := ref()) is not None]
+    if resident:                                            # fused steps write without telling the version counters
+        increment_version([_local(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
     before: Unit | None = None
-    for unit in [unit for ref in _resident if (unit := ref()) is not None]:
+    for unit in resident:
         unit.start_gather("optimizer")                      # one is on the wire while the one before is copied out
         if before is not None:
             before.finish_gather()

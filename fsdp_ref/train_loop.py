@@ -18,6 +18,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 from tqdm import tqdm
 
 from . import checkpoint, collectives, data, errors, ledger, train_run, world
@@ -25,10 +26,10 @@ from .collectives import Label
 from .engine import data_parallel
 from .errors import ConfigError, FsdpRefError
 from .models import GPT, GPTConfig
-from .placements import DDP, ZERO3
+from .placements import DDP, HSDP, ZERO1, ZERO2, ZERO3
 from .train_options import Options, as_dict, learning_rate
 
-PLACEMENTS = {"zero3": ZERO3, "ddp": DDP}
+PLACEMENTS = {"zero3": ZERO3, "zero2": ZERO2, "zero1": ZERO1, "ddp": DDP, "hsdp": HSDP}
 T = TypeVar("T")
 
 
@@ -80,7 +81,11 @@ class Trainer:
         torch.manual_seed(options.seed)                      # the same weights on every rank
         config = GPTConfig(context=options.context, dim=options.dim, layers=options.layers, heads=options.heads, dropout=options.dropout)
         model = GPT(config).to(here.device)
-        self.model = data_parallel(model, PLACEMENTS[options.strategy], units=model.units())
+        placements, mesh = PLACEMENTS[options.strategy], None
+        if placements.replicas:
+            shape = options.replicas, here.size // options.replicas
+            mesh = init_device_mesh(here.device.type, shape, mesh_dim_names=("replicate", "shard"))
+        self.model = data_parallel(model, placements, mesh, units=model.units())
         self.optimizer = torch.optim.AdamW(weight_decay_groups(self.model), lr=options.lr, betas=(0.9, 0.95), fused=True)
         torch.manual_seed((options.seed << 20) + here.rank + 1)        # from here on randomness is dropout, another stream on each rank
         self.step = self.start = 0

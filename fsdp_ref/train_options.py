@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, fields
 
 from .errors import ConfigError
 
-STRATEGIES = ("zero3", "ddp")
+STRATEGIES = ("zero3", "zero2", "zero1", "ddp", "hsdp")
 FIXED = ("dim", "layers", "heads", "context", "seed")       # what a resumed run cannot change: its weights and its order depend on them
 DESCRIPTION = """\
-Train a byte-level GPT on several ranks of this machine, its parameters, gradients and optimizer state sharded (zero3) or
-replicated (ddp). The text is the Python standard library's own source unless --data names another.
+Train a byte-level GPT on several ranks of this machine, its parameters, gradients and optimizer state sharded (zero3), replicated
+(ddp), or something between. The text is the Python standard library's own source unless --data names another.
 """
 EPILOG = """\
 examples:
@@ -41,6 +41,7 @@ class Options:
     out: str | None = None
     data: str | None = None
     strategy: str = "zero3"
+    replicas: int = 2
     dim: int = 128
     layers: int = 3
     heads: int = 4
@@ -84,7 +85,9 @@ def parser() -> Parser:
     add(run, "steps", "optimizer steps in all")
     add(run, "out", "the run's folder (default a new one under runs/)", str, metavar="RUN")
     add(run, "data", "a text file, or a folder of them (default the Python standard library's source)", str, metavar="PATH")
-    add(run, "strategy", "what is sharded: zero3 everything, ddp nothing", str, choices=STRATEGIES, metavar="|".join(STRATEGIES))
+    add(run, "strategy", "what is sharded: zero3 everything, zero2 gradients and optimizer, zero1 the optimizer, ddp nothing, hsdp "
+        "everything inside a group of ranks", str, choices=STRATEGIES, metavar="|".join(STRATEGIES))
+    add(run, "replicas", "hsdp: groups of ranks that each hold the whole model in shards; must divide the ranks")
     add(run, "device", "auto uses the GPUs when there is one for each rank", str, choices=("auto", "cpu", "cuda"), metavar="auto|cpu|cuda")
     add(run, "seed", "of weights, dropout and the order of the text")
     model = p.add_argument_group("the model")
@@ -142,7 +145,7 @@ def _check(options: Options) -> None:
     if options.out is not None and not options.out.strip():
         raise ConfigError("--out is empty (an unset variable?); give a folder, or leave --out out for a new one under runs/")
     least = {"ranks": 1, "steps": 1, "dim": 1, "layers": 1, "heads": 1, "context": 1, "batch": 1, "eval_windows": 1, "log_every": 1,
-             "warmup": 0, "seed": 0, "eval_every": 0, "save_every": 0, "keep_last": 0}
+             "replicas": 1, "warmup": 0, "seed": 0, "eval_every": 0, "save_every": 0, "keep_last": 0}
     for name, bound in least.items():
         value = getattr(options, name)
         if value < bound:
@@ -151,6 +154,8 @@ def _check(options: Options) -> None:
         below = options.batch // options.ranks * options.ranks
         raise ConfigError(f"--batch {options.batch} cannot be shared equally by {options.ranks} ranks; use a multiple of {options.ranks} "
                           f"such as {below + options.ranks}")
+    if options.strategy == "hsdp" and options.ranks % options.replicas:
+        raise ConfigError(f"--replicas {options.replicas} does not divide the {options.ranks} ranks; use a divisor of {options.ranks}")
     if options.dim % options.heads:
         raise ConfigError(f"--dim {options.dim} cannot be cut into {options.heads} equal heads; make --heads a divisor of {options.dim}")
     if not 0.0 <= options.dropout < 1.0:

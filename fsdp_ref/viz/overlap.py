@@ -8,7 +8,7 @@ taken out of compute first. This module must never count a stretch of time twice
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import FsdpRefError
 from ..ledger import Event, Lane, Ledger
@@ -43,12 +43,13 @@ class RankTimes:
 
 
 def drawable(ledger: Ledger) -> list[Event]:
-    """The events that took time in the step: everything but marks.
+    """The events that took time in the step: everything but marks. A collective begins when its turn on the wire comes, not when it was
+    asked for: what stood in a queue was no transfer.
 
     Raises:
         FsdpRefError: there are none.
     """
-    events = [event for event in ledger.events if event.phase != MARK]
+    events = [event if event.on_wire is None else replace(event, start=event.on_wire) for event in ledger.events if event.phase != MARK]
     if not events:
         raise FsdpRefError("the ledger holds no events; record a step (with record() as ledger: step()) and gather the ledgers of all"
                            " ranks")

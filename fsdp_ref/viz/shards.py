@@ -44,12 +44,12 @@ class Parameter:
 
     @property
     def length(self) -> int:
-        """Rows of the whole parameter; a scalar counts as one."""
-        return self.shape[0] if self.shape else 1
+        """Rows of the whole parameter (slices along the dim that is cut); a scalar counts as one."""
+        return self.shape[next(iter(self.pieces.values())).dim] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:
-        return math.prod(self.shape[1:]) * item_bytes(self.dtype)
+        return math.prod(self.shape) // max(1, self.length) * item_bytes(self.dtype)
 
     @property
     def replicated(self) -> bool:

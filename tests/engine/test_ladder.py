@@ -30,6 +30,28 @@ def whole(param):
     return (param.full_tensor() if isinstance(param, DTensor) else param).detach()
 
 
+def _fused(rank, world, row):
+    """Optimizers whose steps write behind the version counters' back."""
+    model = data_parallel(toy(), row, mesh_for(row, world))
+    losses = []
+    for kind, options in ((torch.optim.AdamW, dict(fused=True)), (torch.optim.AdamW, dict(foreach=True)), (torch.optim.Adam, dict(lr=0.01)),
+                          (torch.optim.SGD, dict(lr=0.1, momentum=0.9, foreach=True)), (torch.optim.Adagrad, {})):
+        optimizer = kind(model.parameters(), **options)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch(step, rank))
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+def test_whole_weights_follow_every_optimizer(ranks):
+    reference = ranks(2, _fused, DDP)
+    for row in (ZERO1, ZERO2, ZERO3):
+        assert ranks(2, _fused, row) == reference, row.name
+
+
 def _trained(rank, world, row):
     model = data_parallel(toy(seed=rank), row, mesh_for(row, world))
     losses = train(model, rank, steps=4)

@@ -48,7 +48,8 @@ def test_an_error_of_one_rank_is_the_same_error_on_every_rank(ranks):
 
 def losses(rank, size, strategy):
     from dataclasses import replace
-    trainer = train_loop.Trainer(replace(SMALL, ranks=size, strategy=strategy), world.current(), TEXT, Path("unused"))
+    options = replace(SMALL, ranks=size, strategy=strategy, replicas=2 if size % 2 == 0 else 1)
+    trainer = train_loop.Trainer(options, world.current(), TEXT, Path("unused"))
     before = trainer.held_out_loss()
     rows = [trainer.train_step() for _ in range(SMALL.steps)]
     found = [before, *(row["loss"] for row in rows), trainer.held_out_loss()]
@@ -84,7 +85,7 @@ def by_hand():
     return [*found, loss_of(held_out, looked_at).item()], norms
 
 
-@pytest.mark.parametrize("strategy", ["zero3", "ddp"])
+@pytest.mark.parametrize("strategy", ["zero3", "zero2", "zero1", "ddp", "hsdp"])
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_the_reported_numbers_are_those_of_plain_training_on_the_whole_batch(ranks, strategy, size):
     found = ranks(size, losses, strategy)
