@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import json
 import weakref
-from collections.abc import Iterable
 from datetime import timedelta
 
 import torch
@@ -27,16 +26,15 @@ _asked: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count] = weakref.
 _averages: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()           # groups whose AVG has been tried
 
 
-def check(lines: list[str], groups: Iterable[dist.ProcessGroup]) -> None:
-    """Compare `lines`, this rank's description of its model, with those of all ranks of `groups`. Every rank must call it.
+def check(lines: list[str], group: dist.ProcessGroup) -> None:
+    """Compare `lines`, this rank's description of its model, with those of all ranks of `group`. Every one of them must call it.
 
     Raises:
         ConfigError: a rank differs; it names the rank, the first line that does, and what the group's first rank has there.
         RankError: a rank did not come here within the time limit.
     """
-    for group in groups:
-        if group.size() > 1 and dist.get_backend(group) != "fake":
-            _compare(lines, group)
+    if group.size() > 1 and dist.get_backend(group) != "fake":
+        _compare(lines, group)
 
 
 def check_average(group: dist.ProcessGroup, device: torch.device) -> None:

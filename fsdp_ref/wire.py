@@ -89,21 +89,26 @@ class Wire:
 def _carry_all(jobs: queue.SimpleQueue) -> None:
     failure: BaseException | None = None
     while (job := jobs.get()) is not None:
-        future, carry, wire_bytes, done = job
+        future, *rest = job
         try:
-            if failure is not None:
-                raise RuntimeError(f"an earlier collective of this group failed: {failure}")
-            began, link = time.perf_counter(), _link
-            with torch.inference_mode():                    # also writes to tensors that were made in inference mode
-                carry()
-            if link is not None:
-                time.sleep(max(0.0, began + link.seconds(wire_bytes) - time.perf_counter()))
-            done(began, time.perf_counter())
-            future.set_result(None)
+            if failure is None:
+                _carry(*rest)
         except BaseException as error:
             failure = failure or error
-            future.set_exception(error)
-        del job, future, carry, done                        # hold no buffer while waiting for the next job
+        del job, rest                                       # the buffers belong to whoever waits, from the moment that they may be used
+        if failure is None:
+            future.set_result(None)
+        else:
+            future.set_exception(failure)
+
+
+def _carry(carry: Callable[[], object], wire_bytes: float, done: Callable[[float, float], object]) -> None:
+    began, link = time.perf_counter(), _link
+    with torch.inference_mode():                            # also writes to tensors that were made in inference mode
+        carry()
+    if link is not None:
+        time.sleep(max(0.0, began + link.seconds(wire_bytes) - time.perf_counter()))
+    done(began, time.perf_counter())
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------------

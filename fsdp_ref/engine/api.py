@@ -27,7 +27,7 @@ from . import ownership, wrap
 from .hooks import UnitHooks, hooks_of
 from .module import sharded_class
 from .param import ShardedParam
-from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from .policies import MixedPrecisionPolicy, OffloadPolicy
 from .unit import Unit
 
 
@@ -81,6 +81,8 @@ def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | N
         ConfigError: a mesh that does not fit the row, or a low-precision `mp_policy` or an `offload_policy` for a row that cannot have it.
     """
     _refuse_misfits(placements, mesh, mp_policy, offload_policy, prefetch)
+    if placements.parameter is Placement.REPLICATE:
+        reshard_after_forward = True                        # only says which parameters the modules hold: whole weights stay
     mesh = mesh or default_mesh(placements)
     _start_equal(model, UnitMesh(mesh))
     for module in (wrap.blocks(model) if units is None else units):
@@ -100,7 +102,7 @@ def _refuse_misfits(placements: Placements, mesh: DeviceMesh | None, policy: Mix
     if placements.optimizer is Placement.REPLICATE and policy.param_dtype is not None:
         raise ConfigError(f"{name} computes with the weights the optimizer updates, so they cannot be cast; use ZERO1 or a later row, or "
                           "torch.autocast")
-    if isinstance(offload, CPUOffloadPolicy) and not shards_rest:
+    if hasattr(offload, "pin_memory") and not shards_rest:
         raise ConfigError(f"{name} keeps whole weights on the device that computes, so there is nothing to offload; use ZERO3 or HSDP")
     if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
         raise ConfigError(f"prefetch is a number of units, 0 or more, not {prefetch!r}")

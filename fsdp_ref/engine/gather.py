@@ -34,7 +34,8 @@ class Gather:
     """An all-gather on its way. Make one to start it, `finish` it to have the whole parameters filled."""
 
     def __init__(self, unit: Unit, phase: str) -> None:
-        self.unit, mesh = unit, unit.mesh if unit.kept is None else unit.keep_mesh
+        self.unit, self.kept = unit, unit.kept is not None
+        mesh = unit.keep_mesh if self.kept else unit.mesh
         self.size = mesh.size
         with on_stream(unit.gather_stream):
             own = self._pieces()                                                    # (row_bytes,)
@@ -49,7 +50,7 @@ class Gather:
         """What this rank sends, in one row of bytes; `self.offsets[i]` says where the pieces of parameter i begin in it."""
         unit = self.unit
         self.extended: dict[int, Extended] = {}
-        if unit.kept is not None:
+        if self.kept:
             self.offsets = [[offset] for offset in unit.kept_offsets]
             return unit.kept
         for index, param in enumerate(unit.params):
@@ -58,15 +59,18 @@ class Gather:
         if unit.flat_is_ready and not self.extended:
             self.offsets = [[offset] for offset in unit.row_offsets]
             return unit.flat
-        pieces = [self.extended[i].inputs if i in self.extended else [p.padded.view(-1)] for i, p in enumerate(unit.params)]
-        dtypes = [[t.dtype for t in each] if i in self.extended else [unit.compute_dtype(unit.params[i])] for i, each in enumerate(pieces)]
-        flat = [(t, dtype) for each, kinds in zip(pieces, dtypes, strict=True) for t, dtype in zip(each, kinds, strict=True)]
-        starts, total = lay_out([(t.numel(), dtype) for t, dtype in flat])
+        parts: list[tuple[int, torch.Tensor, torch.dtype]] = []                     # parameter, piece (1-D), its dtype on the wire
+        for index, param in enumerate(unit.params):
+            if index in self.extended:
+                parts += [(index, tensor, tensor.dtype) for tensor in self.extended[index].inputs]
+            else:
+                parts.append((index, param.padded.view(-1), unit.compute_dtype(param)))
+        starts, total = lay_out([(tensor.numel(), dtype) for _, tensor, dtype in parts])
         row = torch.empty(total, dtype=torch.uint8, device=unit.device)
-        for start, (tensor, dtype) in zip(starts, flat, strict=True):
+        self.offsets = [[] for _ in unit.params]
+        for start, (index, tensor, dtype) in zip(starts, parts, strict=True):
             piece(row, start, tensor.numel(), dtype).copy_(tensor, non_blocking=True)
-        following = iter(starts)
-        self.offsets = [[next(following) for _ in each] for each in pieces]
+            self.offsets[index].append(start)
         return row
 
     def finish(self) -> None:
@@ -89,7 +93,7 @@ class Gather:
                 whole, (start,) = unit.whole_of(index), self.offsets[index]         # (padded whole,) in the gathered dtype
                 nbytes = whole.numel() * whole.element_size() // self.size
                 source = rows[:, start : start + nbytes]
-                if param.dim == 0 or unit.kept is not None:                         # side by side; what was kept is cut that way too
+                if param.dim == 0 or self.kept:                                     # side by side; what was kept is cut that way too
                     whole.view(torch.uint8).view(self.size, nbytes).copy_(source)
                 else:
                     param.by_rank(whole).copy_(source.view(whole.dtype).view(self.size, *param.chunk_shape))

@@ -62,14 +62,14 @@ class Gradients:
 
     def finish(self) -> None:
         """Wait for the reduction and put its result where the optimizer looks for it."""
-        if self.reduction is not None:
-            reduction, self.reduction = self.reduction, None
+        reduction, self.reduction = self.reduction, None
+        if reduction is not None:
             reduction.finish()
 
     def drop(self) -> None:
         """Forget the whole gradients of a step that was cut short, and a reduction of them that is on its way."""
-        if self.reduction is not None:
-            reduction, self.reduction = self.reduction, None
+        reduction, self.reduction = self.reduction, None
+        if reduction is not None:
             reduction.drop()
         for param in self.unit.params:
             param.drop_gradients()

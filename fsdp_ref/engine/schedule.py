@@ -36,9 +36,10 @@ class Schedule:
         self._name_units(root.modules[0])
         _refuse_split_ties(self.all)
         units = [hooks.unit for hooks in self.all]
-        order = [f"{unit.name} as unit number {number}" for number, unit in enumerate(units)]
-        agreement.check([*order, *(line for unit in units for line in unit.describe())],
-                        {id(group): group for unit in units for group in unit.mesh.groups}.values())
+        for group in {id(group): group for unit in units for group in unit.mesh.groups}.values():
+            members = [unit for unit in units if group in unit.mesh.groups]
+            order = [f"{unit.name} as unit number {number}" for number, unit in enumerate(members)]
+            agreement.check([*order, *(line for unit in members for line in unit.describe())], group)
         if root.unit.device.type == "cuda":
             gather, reduce = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)
             for hooks in self.all:

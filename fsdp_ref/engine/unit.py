@@ -1,7 +1,6 @@
 """A unit: the parameters that are gathered by one all-gather, freed together, and whose gradients share one reduction.
 
     SHARDED --unshard()--> GATHERING --wait_unshard()--> UNSHARDED --reshard()--> SHARDED
-                                                         UNSHARDED --keep_part()--> KEPT --unshard()--> GATHERING
 
 A unit knows how to move between these states and how to reduce its gradients. It does not know *when*: schedule.py decides that.
 What it does in each step follows from its `Placements` row:
@@ -18,13 +17,12 @@ seen by their version counters, and the next forward gathers first. Writes throu
 from __future__ import annotations
 
 import enum
-import math
 import weakref
 from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
 from .. import ledger, optimizers
 from ..ledger import Category
@@ -34,14 +32,13 @@ from .gather import Gather
 from .gradients import Gradients
 from .memory import lay_out, piece
 from .param import ShardedParam
-from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from .policies import MixedPrecisionPolicy, OffloadPolicy
 
 
 class State(enum.Enum):
     """Where a unit's weights are (see the module docstring)."""
 
     SHARDED = "sharded"
-    KEPT = "kept in part"
     GATHERING = "gathering"
     UNSHARDED = "unsharded"
 
@@ -53,8 +50,9 @@ class Unit:
                  policy: MixedPrecisionPolicy, offload: OffloadPolicy = OffloadPolicy()) -> None:
         self.modules, self.params, self.mesh, self.placements, self.policy = modules, params, mesh, placements, policy
         self.device = mesh.device
-        self.pin = isinstance(offload, CPUOffloadPolicy) and offload.pin_memory and mesh.device.type == "cuda"
-        self.home = torch.device("cpu") if isinstance(offload, CPUOffloadPolicy) else mesh.device
+        offloads = hasattr(offload, "pin_memory")           # a CPUOffloadPolicy, ours or torch's
+        self.pin = offloads and offload.pin_memory and mesh.device.type == "cuda"
+        self.home = torch.device("cpu") if offloads else mesh.device
         self.name = type(modules[0]).__name__
         self.state = State.SHARDED
         self.reshard_after_forward = self.reshard_after_backward = True
@@ -151,7 +149,7 @@ class Unit:
 
     def unshard(self, phase: str = "forward") -> None:
         """Start gathering the weights. Nothing happens if they are there or on their way."""
-        if self.state not in (State.SHARDED, State.KEPT) or not self.params:
+        if self.state is not State.SHARDED or not self.params:
             return
         self.start_gather(phase)
         self.state = State.GATHERING
@@ -170,6 +168,8 @@ class Unit:
     def start_gather(self, phase: str) -> None:
         """Put a gather on its way, if the whole weights are not there. [Note: when the whole is stale]"""
         if self.gather is None and self.sharded and not (self.resident and self._versions == self._shard_versions()):
+            if self.gather_stream is not None and (self.resident or self.kept is not None):
+                self.gather_stream.wait_stream(torch.cuda.current_stream())         # it reads what was written there in this step
             self.gather = Gather(self, phase)
 
     def finish_gather(self) -> None:
@@ -182,13 +182,13 @@ class Unit:
 
     def reshard(self) -> None:
         """Free the whole weights; the modules hold the shards again. A gather on its way is waited for first."""
+        self.kept = None
+        self._strike("kept")
         if self.state is State.SHARDED:
             return
         self.wait_unshard()
         for param in self.params:
             param.register(param.sharded)
-        self.kept = None
-        self._strike("kept")
         if not self.resident:
             self._free_whole()
         self.state = State.SHARDED
@@ -201,22 +201,17 @@ class Unit:
             self.reshard()
 
     def keep_part(self) -> None:
-        """Keep 1/k of the whole weights on each of k neighbours: backward then gathers from near by, for P/k bytes meanwhile."""
+        """Free the weights but for 1/k of them on each of k neighbours: backward then gathers from near by, for P/k bytes meanwhile."""
         ranks, rank = self.keep_mesh.size, self.keep_mesh.rank
         wholes = [self.whole_of(index) for index in range(len(self.params))]
         self.kept_offsets, total = lay_out([(whole.numel() // ranks, whole.dtype) for whole in wholes])
-        self.kept = torch.empty(total, dtype=torch.uint8, device=self.device)
-        for param, whole, start in zip(self.params, wholes, self.kept_offsets, strict=True):
-            numel, width = whole.numel() // ranks, math.prod(param.shape[1:])
-            own = piece(self.kept, start, numel, whole.dtype).copy_(whole[rank * numel : (rank + 1) * numel])
-            count = numel // max(1, width)                                          # rows, the last ones may be padding
-            real = max(0, min(count, param.shape[0] - rank * count))
-            shown = DTensor.from_local(own[: real * width].view(real, *param.shape[1:]), self.keep_mesh.mesh, [Replicate(), Shard(0)],
-                                       run_check=False, shape=param.shape, stride=param.stride)        # to look at, not to compute with
-            param.register(nn.Parameter(shown, requires_grad=param.requires_grad))
+        kept = torch.empty(total, dtype=torch.uint8, device=self.device)
+        for whole, start in zip(wholes, self.kept_offsets, strict=True):
+            numel = whole.numel() // ranks
+            piece(kept, start, numel, whole.dtype).copy_(whole[rank * numel : (rank + 1) * numel])
+        self.reshard()
+        self.kept = kept
         self._enter("kept", Category.UNSHARDED_PARAM, total)
-        self._free_whole()
-        self.state = State.KEPT
 
     def compute_dtype(self, param: ShardedParam) -> torch.dtype:
         """The dtype a parameter is gathered in and computes with."""

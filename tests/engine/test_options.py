@@ -77,11 +77,10 @@ def _kept(rank, world):
     model = sharded(reshard_after_forward=2, sizes=EVEN)
     with ledger.record() as book:
         loss = loss_of(model, batch(0, rank, vocab=24))
-        kept = {name: param for name, param in model.named_parameters()}
+        weight = model.blocks[0].up.weight
         between = ledger.live_bytes(Category.UNSHARDED_PARAM)
         loss.backward()
-    weight = kept["blocks.0.up.weight"]
-    assert isinstance(weight, DTensor) and weight.device_mesh.mesh.tolist() == [[0, 1], [2, 3]]
+    assert isinstance(weight, DTensor) and weight.device_mesh.ndim == 1            # the user sees the shard, as at rest
     assert torch.equal(weight.full_tensor(), toy(**EVEN).blocks[0].up.weight)
     gathers = [event for event in book.events if event.lane == Lane.ALL_GATHER]
     sizes = {phase: {event.group_size for event in gathers if event.phase == phase} for phase in ("forward", "backward")}
