@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -37,7 +37,7 @@ class Gather:
         self.unit, self.kept = unit, unit.kept is not None
         mesh = unit.keep_mesh if self.kept else unit.mesh
         self.size = mesh.size
-        with on_stream(unit.gather_stream):
+        with torch.cuda.stream(unit.gather_stream) if unit.gather_stream is not None else contextlib.nullcontext():
             own = self._pieces()                                                    # (row_bytes,)
             self.buffer = own if self.size == 1 else torch.empty(self.size * own.numel(), dtype=torch.uint8, device=unit.device)
         self.pending, self.token = None, 0
@@ -141,12 +141,6 @@ class Extended:
         if param.full is not None:
             param.local.fsdp_post_all_gather(tuple(outputs), self.metadata, dtype, out=param.full)
             return
-        made: Any = param.local.fsdp_post_all_gather(tuple(outputs), self.metadata, dtype)
-        whole, inner = made
+        whole, inner = param.local.fsdp_post_all_gather(tuple(outputs), self.metadata, dtype)
         loose.extend(inner)
         param.make_full(whole)
-
-
-def on_stream(stream: torch.cuda.Stream | None) -> contextlib.AbstractContextManager:
-    """`stream` as the current one; nothing on the CPU."""
-    return contextlib.nullcontext() if stream is None else torch.cuda.stream(stream)

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import enum
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -67,8 +66,7 @@ class UnitHooks:
         self.keep_last = False                          # root: do not free the unit that ran last, since backward begins with it
         self.max_in_flight: int | None = None           # root: gathers on their way at once
         self.max_reductions = 1                         # root: reductions on their way while another starts
-        self.post_optim_event: torch.cuda.Event | None = None
-        self.forward_prefetch: list[Unit] = []
+        self.forward_prefetch: list[Unit] = []          # what the user wants gathered ahead, instead of the default
         self.backward_prefetch: list[Unit] = []
         self.waiting_for: set[nn.Module] = set()        # modules of this unit that have not run in this pass
         self.inside_method = 0                          # calls of registered methods that are running (they may call forward)
@@ -156,7 +154,7 @@ class UnitHooks:
             if hooks is not None and hooks is not self and hooks.schedule is not None:
                 raise RuntimeError(f"FSDP state has already been lazily initialized for {name}\n"
                                    "FSDP requires running forward through the root module first")
-        schedule = Schedule(self, list(units_below(self)))
+        schedule = Schedule(self, units_below(self))
         self.is_root = True
         if self.auto_reshard:
             self.unit.reshard_after_forward = False             # backward would gather the root again at once
@@ -167,7 +165,7 @@ class UnitHooks:
         policy = self.unit.policy
         if policy.param_dtype is None or not policy.cast_forward_inputs:
             return args, kwargs
-        return cast_floats(policy.param_dtype, args), cast_floats(policy.param_dtype, kwargs)
+        return cast_floats(policy.param_dtype, (args, kwargs))
 
     def _cast_output(self, output: Any) -> Any:
         dtype = self.unit.policy.output_dtype
@@ -254,14 +252,9 @@ def _need_gradient(value: Any) -> list[torch.Tensor]:
     return found
 
 
-def units_below(root: UnitHooks) -> Iterator[UnitHooks]:
+def units_below(root: UnitHooks) -> list[UnitHooks]:
     """The hooks of `root` and of every unit inside its modules, once each, in the order of modules."""
-    seen: set[int] = set()
-    for module in (m for top in root.modules for m in top.modules()):
-        hooks = hooks_of(module)
-        if hooks is not None and id(hooks) not in seen:
-            seen.add(id(hooks))
-            yield hooks
+    return list(dict.fromkeys(hooks for top in root.modules for module in top.modules() if (hooks := hooks_of(module)) is not None))
 
 
 def hooks_of(module: nn.Module) -> UnitHooks | None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NoReturn
 
-import torch
 from torch import nn
 
-from .hooks import UnitHooks, hooks_of
+from .hooks import UnitHooks, hooks_of, units_below
 from .unit import Unit
 
 
@@ -81,9 +80,8 @@ class FSDPModule:
         """Change `reshard_after_forward` from the next forward on."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"reshard_after_forward should be a bool, got {type(reshard_after_forward)}")
-        for module in self.modules() if recurse else (self,):
-            if (hooks := hooks_of(module)) is not None:
-                hooks.auto_reshard, hooks.unit.reshard_after_forward, hooks.unit.keep_mesh = False, reshard_after_forward, None
+        for hooks in units_below(self._hooks) if recurse else (self._hooks,):
+            hooks.auto_reshard, hooks.unit.reshard_after_forward, hooks.unit.keep_mesh = False, reshard_after_forward, None
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: keep the whole weights after backward too (for several backwards in a row)."""
@@ -104,17 +102,11 @@ class FSDPModule:
 
     def set_max_gathers_in_flight(self, gathers: int | None) -> None:
         """Root only: at most so many gathers on their way at once, however much is prefetched (None: no limit). Ours; not in torch."""
-        if gathers is not None and (isinstance(gathers, bool) or not isinstance(gathers, int) or gathers < 1):
-            raise ValueError(f"the limit on gathers in flight must be a whole number of 1 or more, or None, got {gathers!r}")
-        self._hooks.max_in_flight = gathers
+        self._hooks.max_in_flight = gathers if gathers is None else _one_or_more(gathers, "gathers")
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int) -> None:
         """Root only: reductions that may still be on their way when another one starts (default 1). More overlap, more memory."""
-        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
-            raise TypeError(f"max_input_buffers should be an int, got {type(max_input_buffers)}")
-        if max_input_buffers < 1:
-            raise ValueError(f"max_input_buffers should be at least 1, got {max_input_buffers}")
-        self._hooks.max_reductions = max_input_buffers
+        self._hooks.max_reductions = _one_or_more(max_input_buffers, "max_input_buffers")
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the *sum* of the gradients by `factor` instead of by the number of ranks (1.0: plain sum)."""
@@ -129,10 +121,6 @@ class FSDPModule:
         for unit in self._units(recurse):
             unit.gradients.reduce_unused = enabled
 
-    def set_post_optim_event(self, event: torch.cuda.Event) -> None:
-        """Root only, CUDA: the next forward's gathers wait for `event` (recorded after the step) and not for all of the current stream."""
-        self._hooks.post_optim_event = event
-
     def reset_iter_state(self) -> None:
         """After an exception inside a step: forget that step, so that the next forward starts clean. Call it on the root, on every rank."""
         if self._hooks.schedule is not None:
@@ -143,8 +131,7 @@ class FSDPModule:
         return hooks_of(self)
 
     def _units(self, recurse: bool) -> list[Unit]:
-        found = [hooks_of(module) for module in (self.modules() if recurse else (self,))]
-        return list({id(hooks.unit): hooks.unit for hooks in found if hooks is not None}.values())
+        return [hooks.unit for hooks in (units_below(self._hooks) if recurse else (self._hooks,))]
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """`.to`, `.cuda`, `.double`, `to_empty`: they give the shards other memory, so the flat shard is laid out anew."""
@@ -155,6 +142,14 @@ class FSDPModule:
         for unit in units:
             unit.repack_if_moved()
         return self
+
+
+def _one_or_more(value: int, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} should be an int, got {type(value)}")
+    if value < 1:
+        raise ValueError(f"{name} should be at least 1, got {value}")
+    return value
 
 
 def _unit_of(module: nn.Module) -> Unit:

@@ -68,11 +68,7 @@ class Schedule:
         optimizers.show_dtensors()
         self.last_forwards, self.forwards = self.forwards, []
         if hooks.unit.gather_stream is not None:
-            event, hooks.post_optim_event = hooks.post_optim_event, None
-            if event is not None:
-                hooks.unit.gather_stream.wait_event(event)
-            else:
-                hooks.unit.gather_stream.wait_stream(torch.cuda.current_stream())
+            hooks.unit.gather_stream.wait_stream(torch.cuda.current_stream())
 
     def end_forward(self) -> None:
         """The last unit of a forward pass: what was prefetched and not used would be old after the optimizer's next step."""

@@ -184,12 +184,10 @@ def test_a_limit_on_gathers_in_flight(ranks):
 
 def _bad_limits(rank, world):
     model = fully_shard(nn.Linear(2, 2))
-    for value in (0, True, 1.5):
-        with pytest.raises(ValueError, match="limit on gathers in flight"):
-            model.set_max_gathers_in_flight(value)
     for value, error in ((0, ValueError), (2.5, TypeError), (True, TypeError)):
-        with pytest.raises(error):
-            model.set_reduce_scatter_max_input_buffers(value)
+        for setter in (model.set_max_gathers_in_flight, model.set_reduce_scatter_max_input_buffers):
+            with pytest.raises(error):
+                setter(value)
     return True
 
 
