@@ -113,7 +113,7 @@ class Schedule:
 
     def reduce(self, unit: Unit) -> None:
         """Start the reduction of a unit's gradients. Few others are on their way meanwhile, which bounds the memory of buffers."""
-        while len(self.reducing) > self.root.max_reductions:
+        while len(self.reducing) >= self.root.max_reductions:
             self.reducing.pop(0).gradients.finish()
         for other in self.reducing:
             if other.gradients.reduction is not None:
