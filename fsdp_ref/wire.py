@@ -87,19 +87,22 @@ class Wire:
 
 
 def _carry_all(jobs: queue.SimpleQueue) -> None:
-    failure: BaseException | None = None
+    """What the thread does. It keeps the words of a failure, not the exception: that would hold the frames it passed through."""
+    failure = ""
     while (job := jobs.get()) is not None:
         future, *rest = job
-        try:
-            if failure is None:
+        problem: BaseException | None = RuntimeError(failure) if failure else None
+        if problem is None:
+            try:
                 _carry(*rest)
-        except BaseException as error:
-            failure = failure or error
+            except BaseException as error:
+                problem, failure = error, str(error)
         del job, rest                                       # the buffers belong to whoever waits, from the moment that they may be used
-        if failure is None:
+        if problem is None:
             future.set_result(None)
         else:
-            future.set_exception(failure)
+            future.set_exception(problem)
+        del future, problem
 
 
 def _carry(carry: Callable[[], object], wire_bytes: float, done: Callable[[float, float], object]) -> None:

@@ -1,6 +1,8 @@
 """The CPU's wire: sums in rank order, the bytes the formulas say, an emulated link, and failures that reach whoever waits."""
 
+import gc
 import time
+import weakref
 
 import pytest
 import torch
@@ -132,6 +134,29 @@ def test_links_that_cannot_exist(bandwidth, latency):
 def test_a_route_that_does_not_exist():
     with pytest.raises(ConfigError, match="no route"), collectives.route("scenic"):
         pass
+
+
+def _what_is_left(rank, world):
+    """Who failed must not stay in memory: the model and its step are in the frames that the error went through."""
+    class Step:
+        pass
+
+    def fail():
+        step = Step()
+        with pytest.raises(RankError):
+            collectives.all_gather(torch.empty(8), torch.ones(4), dist.group.WORLD, LABEL).wait()
+        return weakref.ref(step)
+
+    if rank == 1:
+        time.sleep(5)
+        return True
+    left = fail()
+    gc.collect()
+    return left() is None
+
+
+def test_a_failed_message_keeps_nothing_alive(ranks):
+    assert all(ranks(2, _what_is_left, timeout=1.0))
 
 
 def _fails_fast(rank, world):

@@ -82,7 +82,11 @@ def _step(model, optimizer, tokens, seed):
 
 
 def _beside_torch(rank, world, family, tied, options):
-    warnings.simplefilter("error", UserWarning)                 # an output that is a view, a cache that checkpointing turns off, ...
+    with warnings.catch_warnings(action="error", category=UserWarning):         # an output that is a view, a cache that is turned off, ...
+        return _three_steps(rank, world, family, tied, options)
+
+
+def _three_steps(rank, world, family, tied, options):
     models = [_build(family, tied, api, **options).train() for api in (engine, fsdp)]
     optimizers = [torch.optim.AdamW(model.parameters(), lr=0.01) for model in models]
     first = last = None

@@ -133,12 +133,16 @@ def test_collectives_give_the_right_numbers(ranks):
 def _mean_is_a_sum(rank, world):
     """What a backend whose AVG only adds would give."""
     from fsdp_ref import world as worlds
-    real = torch.distributed.all_reduce
-    torch.distributed.all_reduce = lambda tensor, op=None, **rest: real(tensor, op=torch.distributed.ReduceOp.SUM, **rest)
+    scatter = "reduce_scatter_single" if hasattr(torch.distributed, "reduce_scatter_single") else "reduce_scatter_tensor"
+    real = {name: getattr(torch.distributed, name) for name in ("all_reduce", scatter)}
+    for name, call in real.items():
+        only_adds = lambda *tensors, op=None, call=call, **rest: call(*tensors, op=torch.distributed.ReduceOp.SUM, **rest)  # noqa: E731
+        setattr(torch.distributed, name, only_adds)
     try:
         return selftest.collectives_under_test(worlds.current())
     finally:
-        torch.distributed.all_reduce = real
+        for name, call in real.items():
+            setattr(torch.distributed, name, call)
 
 
 def test_mean_that_is_a_sum_is_noticed(ranks):
