@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from .errors import ConfigError
+from .placements import chunk_rows
 
 FORMAT = torch.float8_e4m3fn
 LARGEST = torch.finfo(FORMAT).max           # 448
@@ -64,7 +65,7 @@ def _padded_rows(param: DTensor) -> int:
     if dim:
         raise ConfigError(f"8-bit gathers cut rows (dim 0), and a parameter of shape {tuple(param.shape)} is cut along dim {dim}; "
                           "leave it out")
-    return -(-param.shape[0] // param.device_mesh.size(param.device_mesh.ndim - 1))
+    return chunk_rows(param.shape[0], param.device_mesh.size(param.device_mesh.ndim - 1), 0)[0]
 
 
 @dataclass(frozen=True)

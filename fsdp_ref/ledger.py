@@ -190,6 +190,13 @@ def release_shards(token: int) -> None:
         _active.shards = [row for row in _active.shards if id(row) not in gone]
 
 
+def close_books(tokens: dict[str, int]) -> None:
+    """Strike everything that `tokens` stand for, allocations and shards (for a `weakref.finalize`: their owner is gone)."""
+    for token in tokens.values():
+        free(token)
+        release_shards(token)
+
+
 def live_bytes(category: Category | None = None) -> int:
     """Bytes on the books now, of one category or of all."""
     return sum(row.bytes for row in _alive.values() if category is None or row.category == category)

@@ -39,3 +39,10 @@ def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> A
 def cast_floats(dtype: torch.dtype, value: Any) -> Any:
     """`value` with its floating-point tensors cast to `dtype`; integers and masks stay."""
     return map_tensors(lambda t: t.to(dtype) if t.is_floating_point() and t.dtype != dtype else t, value)
+
+
+def need_gradient(value: Any) -> list[torch.Tensor]:
+    """The tensors in `value` that need a gradient, in the order `map_tensors` meets them."""
+    found: list[torch.Tensor] = []
+    map_tensors(lambda t: found.append(t) or t if t.requires_grad else t, value)
+    return found

@@ -15,6 +15,7 @@ Transitions are data too. With two ranks, rank 0 holding [1 2 3 4] and rank 1 ho
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from .errors import ConfigError
@@ -103,3 +104,14 @@ ZERO2 = Placements(R, S, S, "ZeRO-2")
 ZERO3 = Placements(S, S, S, "ZeRO-3")
 HSDP = Placements(S, S, S, "HSDP", replicas=True)
 LADDER = (DDP, ZERO1, ZERO2, ZERO3, HSDP)
+
+
+def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int, int]:
+    """(rows in a padded chunk, first row of `rank`, rows of `rank`) by torch.chunk's rule: chunk = ceil(rows / world size).
+
+    >>> [chunk_rows(5, 4, rank) for rank in range(4)]
+    [(2, 0, 2), (2, 2, 2), (2, 4, 1), (2, 5, 0)]
+    """
+    chunk = math.ceil(rows / world_size)
+    first = min(rank * chunk, rows)
+    return chunk, first, min(chunk, rows - first)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CheckpointError
+from ..placements import chunk_rows
 
 MANIFEST = "manifest.json"
 POINTER = "latest"
@@ -103,10 +104,7 @@ class Box:
         >>> [Box((0,), (5,)).cut(0, 4, rank).sizes[0] for rank in range(4)]
         [2, 2, 1, 0]
         """
-        length = self.sizes[dimension]
-        step = -(-length // parts)
-        begin = min(index * step, length)
-        size = min(step, length - begin)
+        _, begin, size = chunk_rows(self.sizes[dimension], parts, index)
         replace = lambda values, value: (*values[:dimension], value, *values[dimension + 1:])  # noqa: E731
         return Box(replace(self.offsets, self.offsets[dimension] + begin), replace(self.sizes, size))
 

@@ -37,7 +37,9 @@ from .. import collectives, ledger
 from ..collectives import Label
 from ..errors import ConfigError
 from ..ledger import Category, Lane
-from .support import book_while_alive, claims, close_books, cut, hold_shard, in_backward, need_gradient, ranks_of
+from ..nested import need_gradient
+from ..placements import chunk_rows
+from .support import book_while_alive, claims, hold_shard, in_backward, ranks_of
 
 
 def differentiable_shard(module: nn.Module, group: dist.ProcessGroup | None = None, *, checkpoint: bool = False) -> nn.Module:
@@ -88,14 +90,14 @@ class RowShard:
     def __init__(self, name: str, param: nn.Parameter, group: dist.ProcessGroup) -> None:
         self.name, self.shape = name, param.shape
         self.group, self.size, rank = ranks_of(group)
-        self.chunk, first, self.own = part = cut(self.shape[0], self.size, rank)
+        self.chunk, first, self.own = part = chunk_rows(self.shape[0], self.size, rank)
         local = param.detach()[first : first + self.own].clone(memory_format=torch.contiguous_format)
         self.shard = nn.Parameter(DTensor.from_local(local, DeviceMesh.from_group(group, local.device.type), [Shard(0)], run_check=False,
                                                      shape=self.shape, stride=torch.empty(self.shape, device="meta").stride()),
                                   requires_grad=param.requires_grad)
         books = {"rest": ledger.allocate(Category.SHARDED_PARAM, name, local.nbytes),
                  "shards": hold_shard(name, name, local, tuple(self.shape), part)}
-        weakref.finalize(self, close_books, books)
+        weakref.finalize(self, ledger.close_books, books)
 
     def gather(self, own: torch.Tensor) -> torch.Tensor:
         """(own rows, ...) on every rank -> (all rows, ...), a view of the gathered buffer, whose bytes are on the books while it lives."""

@@ -34,7 +34,9 @@ from .. import collectives, ledger
 from ..collectives import Label
 from ..errors import ConfigError
 from ..ledger import Category, Lane
-from .support import FLAT, Places, book_while_alive, claims, close_books, cut, hold_shard, in_backward, need_gradient, ranks_of
+from ..nested import need_gradient
+from ..placements import chunk_rows
+from .support import FLAT, Places, book_while_alive, claims, hold_shard, in_backward, ranks_of
 
 
 def flat_shard(module: nn.Module, units: Iterable[nn.Module] | None = None, group: dist.ProcessGroup | None = None) -> nn.Module:
@@ -50,8 +52,9 @@ def flat_shard(module: nn.Module, units: Iterable[nn.Module] | None = None, grou
     """
     lists = [child for child in module.modules() if isinstance(child, nn.ModuleList)]
     chosen = {module, *([block for holder in lists for block in holder] if units is None else units)}
+    inside = set(module.modules())
     for unit in chosen:
-        if unit not in set(module.modules()) or type(unit).forward is nn.Module.forward:
+        if unit not in inside or type(unit).forward is nn.Module.forward:
             raise ConfigError(f"a {type(unit).__name__} cannot be a unit (it is no part of the model, or has no forward); give others")
     claimed = claims(module, chosen)
     for (name, _), places in claimed.items():
@@ -93,7 +96,7 @@ class FlatUnit:
         _, size, rank = ranks_of(group)
         flat = torch.cat([param.detach().reshape(-1) for param in places])                      # (numel,)
         self.numel = flat.numel()
-        chunk, _, _ = part = cut(self.numel, size, rank)
+        chunk, _, _ = part = chunk_rows(self.numel, size, rank)
         flat = nn.functional.pad(flat, (0, size * chunk - self.numel))                          # (world size * chunk,)
         self.shard = nn.Parameter(flat[rank * chunk :][:chunk].clone(), requires_grad=next(iter(places)).requires_grad)
         self.whole = nn.Parameter(flat, requires_grad=flat.is_floating_point())
@@ -101,7 +104,7 @@ class FlatUnit:
             me = weakref.ref(self)                           # a strong one would make a cycle that Python cannot see and never collects
             self.whole.register_post_accumulate_grad_hook(lambda whole: me().post_backward(whole))
         self.books = {"shards": hold_shard(name, f"{name}.{FLAT}".removeprefix("(root)."), flat, (self.numel,), part)}
-        weakref.finalize(self, close_books, self.books)
+        weakref.finalize(self, ledger.close_books, self.books)
         self._book("rest", Category.SHARDED_PARAM, chunk)
         for child, attribute, _ in sum(places.values(), []):
             delattr(child, attribute)

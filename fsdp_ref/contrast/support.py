@@ -1,19 +1,16 @@
-"""What both contrasts need and neither is about: who holds which parameter, how rows are cut, and a few words with autograd and the books.
+"""What both contrasts need and neither is about: who holds which parameter, and a few words with autograd and the books.
 
 This module must never start a collective.
 """
 
 from __future__ import annotations
 
-import math
 import weakref
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils._pytree import tree_leaves
 
 from .. import ledger, world
 from ..errors import ConfigError, WorldError
@@ -61,19 +58,8 @@ def ranks_of(group: dist.ProcessGroup | None) -> tuple[dist.ProcessGroup, int, i
     return group, dist.get_world_size(group), dist.get_rank(group)
 
 
-def cut(rows: int, world_size: int, rank: int) -> tuple[int, int, int]:
-    """(rows in a padded chunk, first row of `rank`, rows of `rank`): torch.chunk's rule, all padding behind the last row.
-
-    >>> [cut(10, 4, rank) for rank in range(4)]
-    [(3, 0, 3), (3, 3, 3), (3, 6, 3), (3, 9, 1)]
-    """
-    chunk = math.ceil(rows / world_size)
-    first = min(rank * chunk, rows)
-    return chunk, first, min(chunk, rows - first)
-
-
 def hold_shard(unit: str, name: str, param: torch.Tensor, shape: tuple[int, ...], part: tuple[int, int, int]) -> int:
-    """Enter this rank's rows of one parameter (what `cut` returned) into the ledger; returns the token."""
+    """Enter this rank's rows of one parameter (what `chunk_rows` returned) into the ledger; returns the token."""
     chunk, first, own = part
     return ledger.hold_shards([ledger.Shard(ledger.rank(), unit, name, shape, str(param.dtype).removeprefix("torch."), first, own, chunk)])
 
@@ -84,18 +70,6 @@ def book_while_alive(category: Category, unit: str, tensor: torch.Tensor) -> Non
     weakref.finalize(storage, ledger.free, ledger.allocate(category, unit, storage.nbytes()))
 
 
-def close_books(tokens: dict[str, int]) -> None:
-    """Strike everything that `tokens` stand for off the ledger's books (for a `weakref.finalize`)."""
-    for token in tokens.values():
-        ledger.free(token)
-        ledger.release_shards(token)
-
-
 def in_backward() -> bool:
     """Whether autograd is running backward on this thread: a forward that runs now is a recomputation."""
     return torch._C._current_graph_task_id() != -1
-
-
-def need_gradient(value: Any) -> list[torch.Tensor]:
-    """The tensors in `value` (a tensor, or lists, tuples and dicts of them) that need a gradient."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]

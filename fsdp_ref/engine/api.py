@@ -18,16 +18,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .. import agreement, collectives, optimizers
+from .. import agreement, collectives, optimizers, wrap
 from ..collectives import Label
 from ..errors import ConfigError
 from ..mesh import UnitMesh, default_mesh
 from ..placements import HSDP, ZERO3, Placement, Placements
-from . import ownership, wrap
+from ..policies import MixedPrecisionPolicy, OffloadPolicy
+from . import ownership
 from .hooks import UnitHooks, hooks_of
 from .module import sharded_class
 from .param import ShardedParam
-from .policies import MixedPrecisionPolicy, OffloadPolicy
 from .unit import Unit
 
 

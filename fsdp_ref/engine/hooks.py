@@ -39,7 +39,7 @@ from torch import nn
 
 from .. import ledger
 from ..ledger import Lane
-from ..nested import cast_floats, map_tensors
+from ..nested import cast_floats, map_tensors, need_gradient
 from .schedule import Schedule
 from .unit import Unit
 
@@ -173,14 +173,14 @@ class UnitHooks:
 
     def _mark_inputs(self, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
         """Pass every input that needs a gradient through one autograd node, whose backward is `post_backward`."""
-        inputs = _need_gradient((args, kwargs)) if torch.is_grad_enabled() else []
+        inputs = need_gradient((args, kwargs)) if torch.is_grad_enabled() else []
         if not inputs:
             return args, kwargs                                                     # [Note: when the inputs need no gradient]
         marked = iter(_PostBackward.apply(self, *inputs))
         return map_tensors(lambda t: next(marked) if t.requires_grad else t, (args, kwargs))
 
     def _hook_outputs(self, output: Any) -> None:
-        for tensor in _need_gradient(output):
+        for tensor in need_gradient(output):
             if tensor._base is not None:
                 warnings.warn(f"module {self.unit.name} returned a view tensor; an in-place operation on it would drop the hook that "
                               "gathers its weights for backward. Use out-of-place operations, or return a .clone()", stacklevel=2)
@@ -243,13 +243,6 @@ class _PostBackward(torch.autograd.Function):
     def backward(ctx, *grads: torch.Tensor) -> tuple:
         ctx.hooks.post_backward()
         return None, *grads
-
-
-def _need_gradient(value: Any) -> list[torch.Tensor]:
-    """The tensors in `value` that need a gradient, in the order `map_tensors` meets them."""
-    found: list[torch.Tensor] = []
-    map_tensors(lambda t: found.append(t) or t if t.requires_grad else t, value)
-    return found
 
 
 def units_below(root: UnitHooks) -> list[UnitHooks]:

@@ -30,18 +30,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from .. import optimizers
 from ..mesh import UnitMesh
-from ..placements import Placement, Placements
-
-
-def chunk_rows(rows: int, world_size: int, rank: int) -> tuple[int, int, int]:
-    """(rows in a padded chunk, first row of `rank`, rows of `rank`) by torch.chunk's rule: chunk = ceil(rows / world size).
-
-    >>> [chunk_rows(5, 4, rank) for rank in range(4)]
-    [(2, 0, 2), (2, 2, 2), (2, 4, 1), (2, 5, 0)]
-    """
-    chunk = math.ceil(rows / world_size)
-    first = min(rank * chunk, rows)
-    return chunk, first, min(chunk, rows - first)
+from ..placements import Placement, Placements, chunk_rows
 
 
 class ShardedParam:
@@ -60,7 +49,7 @@ class ShardedParam:
                  placement: Shard | None = None) -> None:
         name = slots[0][1]
         self.slots, self.name, self.mesh = slots, name, mesh
-        self.shape, self.dtype, self.device = param.shape, param.dtype, param.device
+        self.shape, self.dtype = param.shape, param.dtype
         self.replicated = placements.optimizer is Placement.REPLICATE
         self.identity = param.__dict__.setdefault("_fsdp_ref_identity", object())   # survives sharding: finds ties split over units
         self.sharded: nn.Parameter = param

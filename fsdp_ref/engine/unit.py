@@ -28,11 +28,11 @@ from .. import ledger, optimizers
 from ..ledger import Category
 from ..mesh import UnitMesh
 from ..placements import Placement, Placements
+from ..policies import MixedPrecisionPolicy, OffloadPolicy
 from .gather import Gather
 from .gradients import Gradients
 from .memory import lay_out, piece
 from .param import ShardedParam
-from .policies import MixedPrecisionPolicy, OffloadPolicy
 
 
 class State(enum.Enum):
@@ -67,7 +67,7 @@ class Unit:
         self.loose: dict[int, list[torch.Tensor]] = {}      # memory of whole parameters that extensions make (gather.py)
         self._books: dict[str, int] = {}                    # tokens of the ledger
         self._shard_token, self._versions = 0, None
-        weakref.finalize(self, _close_books, self._books)
+        weakref.finalize(self, ledger.close_books, self._books)
         self.pack()
         if self.sharded and self.resident:
             optimizers.refresh_after_step(self)
@@ -270,10 +270,3 @@ class Unit:
 
     def __repr__(self) -> str:
         return f"Unit({self.name}: {len(self.params)} parameters, {self.state.value}, {self.placements.name} on {self.mesh.ranks} ranks)"
-
-
-def _close_books(books: dict[str, int]) -> None:
-    """A unit is gone: strike all it held."""
-    for token in books.values():
-        ledger.free(token)
-        ledger.release_shards(token)

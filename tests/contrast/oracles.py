@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.utils.checkpoint import checkpoint
 
 from fsdp_ref import collectives, ledger
 from fsdp_ref.ledger import Category, Ledger
@@ -77,6 +78,17 @@ def settle() -> None:
 
 def nbytes(params) -> int:
     return sum(param.numel() * param.element_size() for param in params)
+
+
+class Again(nn.Module):
+    """Activation checkpointing: `inner` runs once more in backward."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
 
 
 class Tied(nn.Module):

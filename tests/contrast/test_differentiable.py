@@ -8,14 +8,13 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor, Shard
-from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from fsdp_ref import ledger
 from fsdp_ref.contrast.differentiable import differentiable_shard
 from fsdp_ref.contrast.flat import flat_shard
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.ledger import Category, Lane
-from tests.contrast.oracles import Tied, nbytes, peak, settle, three_steps, whole_batch_loss
+from tests.contrast.oracles import Again, Tied, nbytes, peak, settle, three_steps, whole_batch_loss
 from tests.engine.toys import batch, loss_of, toy
 
 
@@ -238,14 +237,6 @@ def test_state_dict_and_clipping_need_nothing_special(ranks):
 
 
 def _checkpointed(rank, world, again):
-    class Again(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return torch_checkpoint(self.inner, x, use_reentrant=False)
-
     model, alone = toy(), toy()
     model.blocks = nn.ModuleList(Again(block) for block in model.blocks)
     differentiable_shard(model, checkpoint=again)

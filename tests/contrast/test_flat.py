@@ -5,14 +5,14 @@ import gc
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from fsdp_ref import ledger
 from fsdp_ref.contrast.flat import flat_shard, full_state_dict, units_of
 from fsdp_ref.engine import fully_shard
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.ledger import Category, Lane
-from tests.contrast.oracles import Tied, Two, nbytes, peak, settle, three_steps, whole_batch_loss
+from tests.contrast.oracles import Again, Tied, Two, nbytes, peak, settle, three_steps, whole_batch_loss
 from tests.engine.toys import batch, loss_of, toy
 
 
@@ -219,14 +219,6 @@ def test_memory_stays_below_the_whole_model(ranks):
 
 
 def _checkpointed(rank, world, what):
-    class Again(nn.Module):
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x):
-            return checkpoint(self.inner, x, use_reentrant=False)
-
     model, alone = toy(), toy()
     if what != "parts":
         units = list(model.blocks)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fsdp_ref import ledger
-from fsdp_ref.engine import MixedPrecisionPolicy, data_parallel, forecast, wrap
+from fsdp_ref import forecast, ledger, wrap
+from fsdp_ref.engine import MixedPrecisionPolicy, data_parallel
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.placements import ZERO3
 from fsdp_ref.rows import Category
@@ -15,7 +15,7 @@ from tests.engine.trees import batch, gpt, rows_of, sequential, transformer
 
 
 def test_the_worst_moment_of_a_gpt_by_hand():
-    """All dims are even, so nothing is padded: 16 P / N at rest, 2 root + 2 blocks whole, one gather and two reductions of a block."""
+    """All dims are even, so nothing is padded: 16 P / N at rest, 2 root + 2 blocks whole, one gather and one reduction of a block."""
     model = gpt(layers=4)
     everything, block = (sum(param.numel() for param in module.parameters()) for module in (model, model.blocks[0]))
     choice = wrap.auto(model, 4 * (4 * everything / 2 + 2 * everything - 2 * block) - 1, world_size=2)
@@ -23,7 +23,7 @@ def test_the_worst_moment_of_a_gpt_by_hand():
     assert choice.name == "by_class(Block)" and len(choice.units) == 4
     assert choice.held == {Category.SHARDED_PARAM: 4 * everything // 2, Category.SHARDED_GRAD: 4 * everything // 2,
                            Category.OPTIMIZER: 8 * everything // 2, Category.UNSHARDED_PARAM: 4 * (root + block),
-                           Category.UNSHARDED_GRAD: 4 * (root + block), Category.ALL_GATHER: 4 * block, Category.REDUCE_SCATTER: 8 * block}
+                           Category.UNSHARDED_GRAD: 4 * (root + block), Category.ALL_GATHER: 4 * block, Category.REDUCE_SCATTER: 4 * block}
 
 
 def test_padding_frozen_parameters_and_low_precision_count():

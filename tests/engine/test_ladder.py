@@ -11,7 +11,7 @@ from fsdp_ref.engine import CPUOffloadPolicy, MixedPrecisionPolicy, data_paralle
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.ledger import Category, Lane
 from fsdp_ref.placements import DDP, HSDP, LADDER, ZERO1, ZERO2, ZERO3, Placement, Placements
-from tests.engine.toys import batch, loss_of, toy, train
+from tests.engine.toys import batch, loss_of, toy, train, train_with
 
 ROWS = (DDP, ZERO1, ZERO2, ZERO3)
 EVEN = dict(vocab=64, dim=32, hidden=64, layers=3)          # every dim divides by 2 and 4: no padding, so formulas are exact
@@ -36,13 +36,7 @@ def _fused(rank, world, row):
     losses = []
     for kind, options in ((torch.optim.AdamW, dict(fused=True)), (torch.optim.AdamW, dict(foreach=True)), (torch.optim.Adam, dict(lr=0.01)),
                           (torch.optim.SGD, dict(lr=0.1, momentum=0.9, foreach=True)), (torch.optim.Adagrad, {})):
-        optimizer = kind(model.parameters(), **options)
-        for step in range(3):
-            optimizer.zero_grad()
-            loss = loss_of(model, batch(step, rank))
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+        losses += train_with(kind(model.parameters(), **options), model, rank)
     return losses
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from fsdp_ref.engine import MixedPrecisionPolicy, data_parallel, forecast, wrap
+from fsdp_ref import forecast, wrap
+from fsdp_ref.engine import MixedPrecisionPolicy, data_parallel
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.placements import ZERO3
 from tests.engine.trees import MODELS, Shared, batch, gpt, names, rows_of, sequential

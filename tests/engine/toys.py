@@ -50,7 +50,11 @@ def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
 
 def train(model: nn.Module, rank: int, steps: int = 3, lr: float = 0.01) -> list[float]:
     """AdamW steps on this rank's batches; the losses."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    return train_with(torch.optim.AdamW(model.parameters(), lr=lr), model, rank, steps)
+
+
+def train_with(optimizer: torch.optim.Optimizer, model: nn.Module, rank: int, steps: int = 3) -> list[float]:
+    """Steps of any optimizer on this rank's batches; the losses."""
     losses = []
     for step in range(steps):
         optimizer.zero_grad()

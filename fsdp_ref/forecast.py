@@ -2,12 +2,12 @@
 
 wrap.py compares choices with it. It only reads shapes, so a model on the meta device will do. It must never run the model.
 
-[Note: the memory of a step] What a rank holds at the worst moment, when backward of some unit begins or ends (see hooks.py, schedule.py):
+[Note: the memory of a step] What a rank holds at the worst moment, when backward of some unit begins or ends (see engine/schedule.py):
 
     at rest      shards of weights and gradients, and AdamW's moments: 16 P / N bytes for P fp32 parameters on N ranks
     whole        weights and gradients of this unit and of those around it (the root is around all, and whole until the end)
-    buffers      the gather of the unit that backward meets next, and two reductions: those that were started last when a unit begins,
-                 its own and one more when it ends (its weights are free then, its gradients not yet)
+    buffers      the gather of the unit that backward meets next, and one reduction: the one that was started last when a unit begins,
+                 its own when it ends (its weights are free then, its gradients not yet)
 
 All gradients count as there, as when they accumulate over several backwards; in a step that began with zero_grad the last few are not
 yet. Left out: activations (the same whatever the units are), the model's buffers, casts of shards on their way to a gather, what the
@@ -28,10 +28,10 @@ from collections import Counter
 
 from torch import nn
 
-from ..rows import Category, wire_bytes
-from ..wire import Link
-from .param import chunk_rows
+from .placements import chunk_rows
 from .policies import MixedPrecisionPolicy
+from .rows import Category, wire_bytes
+from .wire import Link
 
 
 def sizes(model: nn.Module, units: list[nn.Module], world_size: int, policy: MixedPrecisionPolicy) -> dict[nn.Module, Counter]:
@@ -73,8 +73,8 @@ def held(sizes: dict[nn.Module, Counter]) -> Counter[Category]:
         around, later = [other for other in order[: index + 1] if unit in inside[other]], order[index + 1 :]
         before = [other for other in order[:index] if other not in around]
         within = [other for other in later if other in inside[unit]]
-        begins = around, (within or before)[-1:], [other for other in later if other not in within][:2]
-        ends = around[:-1], before[-1:], [unit, *later[:1]]
+        begins = around, (within or before)[-1:], [other for other in later if other not in within][:1]
+        ends = around[:-1], before[-1:], [unit]
         for whole, gathered, reduced in (begins, ends):
             live = {Category.UNSHARDED_PARAM: whole, Category.UNSHARDED_GRAD: around, Category.ALL_GATHER: gathered,
                     Category.REDUCE_SCATTER: reduced}

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..errors import ConfigError
-from ..rows import Category
-from ..wire import Link
 from . import forecast
+from .errors import ConfigError
 from .policies import MixedPrecisionPolicy
+from .rows import Category
+from .wire import Link
 
 # Their forward hands the weights of their children to one fused function (the encoder layer: in evaluation).
 READS_CHILDREN = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
