@@ -7,7 +7,7 @@ import importlib
 
 _HOMES = {
     "engine": ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "data_parallel", "fully_shard",
-               "register_fsdp_forward_method", "wrap"],
+               "register_fsdp_forward_method", "share_comm_ctx", "wrap"],
     "placements": ["DDP", "HSDP", "ZERO1", "ZERO2", "ZERO3", "Placements"],
     "ledger": ["Ledger", "record"],
 }

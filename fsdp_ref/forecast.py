@@ -6,8 +6,8 @@ wrap.py compares choices with it. It only reads shapes, so a model on the meta d
 
     at rest      shards of weights and gradients, and AdamW's moments: 16 P / N bytes for P fp32 parameters on N ranks
     whole        weights and gradients of this unit and of those around it (the root is around all, and whole until the end)
-    buffers      the gather of the unit that backward meets next, and one reduction: the one that was started last when a unit begins,
-                 its own when it ends (its weights are free then, its gradients not yet)
+    buffers      the gather of the unit that backward meets next, and one reduction with the shards that arrive: the one that was started
+                 last when a unit begins, its own when it ends (its weights are free then, its gradients not yet)
 
 All gradients count as there, as when they accumulate over several backwards; in a step that began with zero_grad the last few are not
 yet. Left out: activations (the same whatever the units are), the model's buffers, casts of shards on their way to a gather, what the
@@ -37,7 +37,8 @@ from .wire import Link
 def sizes(model: nn.Module, units: list[nn.Module], world_size: int, policy: MixedPrecisionPolicy) -> dict[nn.Module, Counter]:
     """What the root and each unit (`units`: innermost first) come to, in the order of modules.
 
-    A value holds bytes on a rank by category, padding included, and "work": FLOP for one token in forward.
+    A value holds bytes on a rank by category, padding included, "arriving": bytes of a reduction's result, and "work": FLOP for one
+    token in forward.
     """
     taken, found = set(), {}
     multiplied = {param for module in model.modules() if not isinstance(module, nn.Embedding) for param in module._parameters.values()}
@@ -50,7 +51,7 @@ def sizes(model: nn.Module, units: list[nn.Module], world_size: int, policy: Mix
     return dict(reversed(found.items()))
 
 
-def _bytes_of(param: nn.Parameter, world_size: int, policy: MixedPrecisionPolicy) -> dict[Category, int]:
+def _bytes_of(param: nn.Parameter, world_size: int, policy: MixedPrecisionPolicy) -> dict[Category | str, int]:
     rows = max(1, *param.shape[:1])
     padded = chunk_rows(rows, world_size, 0)[0] * world_size * param.numel() // rows                    # elements
     shard = padded // world_size * param.element_size()
@@ -58,8 +59,9 @@ def _bytes_of(param: nn.Parameter, world_size: int, policy: MixedPrecisionPolicy
     whole = padded * dtype.itemsize
     found = {Category.SHARDED_PARAM: shard, Category.UNSHARDED_PARAM: whole, Category.ALL_GATHER: whole}
     if param.requires_grad:
+        reduced = padded * (policy.reduce_dtype or dtype).itemsize
         found |= {Category.SHARDED_GRAD: shard, Category.OPTIMIZER: 2 * shard, Category.UNSHARDED_GRAD: param.numel() * dtype.itemsize,
-                  Category.REDUCE_SCATTER: padded * (policy.reduce_dtype or dtype).itemsize}
+                  Category.REDUCE_SCATTER: reduced, "arriving": reduced // world_size}
     return found
 
 
@@ -78,7 +80,9 @@ def held(sizes: dict[nn.Module, Counter]) -> Counter[Category]:
         for whole, gathered, reduced in (begins, ends):
             live = {Category.UNSHARDED_PARAM: whole, Category.UNSHARDED_GRAD: around, Category.ALL_GATHER: gathered,
                     Category.REDUCE_SCATTER: reduced}
-            moments.append(Counter(rest | {kind: sum(sizes[each][kind] for each in those) for kind, those in live.items()}))
+            moment = Counter(rest | {kind: sum(sizes[each][kind] for each in those) for kind, those in live.items()})
+            moment[Category.SHARDED_GRAD] += sum(sizes[each]["arriving"] for each in reduced)
+            moments.append(moment)
     return max(moments, key=Counter.total)
 
 

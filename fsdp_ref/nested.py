@@ -1,7 +1,11 @@
-"""Tensors inside nested values: what modules take and return may be tuples, dicts, dataclasses, and these inside each other."""
+"""Tensors inside nested values: what modules take and return may be tuples, dicts, dataclasses, and these inside each other.
+
+Also `outside_transforms`, for what torch.func would otherwise nest in its own wrappers.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -46,3 +50,14 @@ def need_gradient(value: Any) -> list[torch.Tensor]:
     found: list[torch.Tensor] = []
     map_tensors(lambda t: found.append(t) or t if t.requires_grad else t, value)
     return found
+
+
+def outside_transforms(method: Callable) -> Callable:
+    """torch.func's transforms (grad, jvp, vmap) follow what a model computes; that its weights come and go is none of their business."""
+    @functools.wraps(method)
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if not torch._C._are_functorch_transforms_active():
+            return method(*args, **kwargs)
+        with torch._C._DisableFuncTorch():
+            return method(*args, **kwargs)
+    return plain

@@ -91,7 +91,7 @@ def _carry_all(jobs: queue.SimpleQueue) -> None:
     failure = ""
     while (job := jobs.get()) is not None:
         future, *rest = job
-        problem: BaseException | None = RuntimeError(failure) if failure else None
+        problem: BaseException | None = RuntimeError(f"an earlier message of this group failed: {failure}") if failure else None
         if problem is None:
             try:
                 _carry(*rest)

@@ -6,7 +6,7 @@ what), policies.py and wrap.py (choices), agreement.py (do the ranks agree), opt
 from .. import wrap
 from ..policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from .api import data_parallel, fully_shard
-from .module import FSDPModule, UnshardHandle, register_fsdp_forward_method
+from .module import FSDPModule, UnshardHandle, register_fsdp_forward_method, share_comm_ctx
 
 __all__ = ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "data_parallel", "fully_shard",
-           "register_fsdp_forward_method", "wrap"]
+           "register_fsdp_forward_method", "share_comm_ctx", "wrap"]

@@ -18,9 +18,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .. import agreement, collectives, optimizers, wrap
+from .. import agreement, arguments, collectives, optimizers, wrap
 from ..collectives import Label
-from ..errors import ConfigError
 from ..mesh import UnitMesh, default_mesh
 from ..placements import HSDP, ZERO3, Placement, Placements
 from ..policies import MixedPrecisionPolicy, OffloadPolicy
@@ -34,7 +33,7 @@ from .unit import Unit
 def fully_shard(module: nn.Module | list[nn.Module], *, mesh: DeviceMesh | None = None, reshard_after_forward: bool | int | None = None,
                 shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
                 mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(), offload_policy: OffloadPolicy = OffloadPolicy(),
-                ignored_params: set[nn.Parameter] | None = None) -> Any:
+                ignored_params: set[nn.Parameter] | None = None, dp_mesh_dims: Any = None) -> Any:
     """Shard the parameters of `module` that no inner unit owns, as one unit, in place; returns `module` (now also an FSDPModule).
 
     The parameters become DTensors of the same shape whose rows are spread over the ranks of `mesh` by torch.chunk's rule. Before
@@ -51,14 +50,21 @@ def fully_shard(module: nn.Module | list[nn.Module], *, mesh: DeviceMesh | None 
         mp_policy: dtypes of compute, reduction and output.
         offload_policy: `CPUOffloadPolicy()` lets shards, gradients and so the optimizer's state rest in host memory.
         ignored_params: parameters that stay as they are, on every rank, without reduction of their gradients.
+        dp_mesh_dims: torch's way to shard what is tensor-parallel already, which this engine does not do; leave it None.
 
     Raises:
-        ValueError: a container without forward, a mesh of another shape, a scalar parameter, an int that does not divide.
+        TypeError: something that is no module.
+        ValueError: a container without forward, a mesh of another shape, a scalar parameter, an int that does not divide, a
+            placement that is no `Shard`, `dp_mesh_dims`.
         AssertionError: `module` is a unit already, an unnamed 2-D mesh, a dim that does not exist.
         NotImplementedError: a parameter that is not contiguous, or an uneven dim other than 0.
     """
+    arguments.refuse_spmd(dp_mesh_dims)
     placements = HSDP if mesh is not None and mesh.ndim == 2 else ZERO3
     return _apply(module, placements, mesh, reshard_after_forward, mp_policy, offload_policy, ignored_params, shard_placement_fn)
+
+
+fully_shard.state = hooks_of          # the unit of a module, or None (torch has its FSDPState there)
 
 
 def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | None = None, *, units: Iterable[nn.Module] | None = None,
@@ -80,7 +86,7 @@ def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | N
     Raises:
         ConfigError: a mesh that does not fit the row, or a low-precision `mp_policy` or an `offload_policy` for a row that cannot have it.
     """
-    _refuse_misfits(placements, mesh, mp_policy, offload_policy, prefetch)
+    arguments.refuse_misfits(placements, mesh, mp_policy, offload_policy, prefetch)
     if placements.parameter is Placement.REPLICATE:
         reshard_after_forward = True                        # only says which parameters the modules hold: whole weights stay
     mesh = mesh or default_mesh(placements)
@@ -93,28 +99,11 @@ def data_parallel(model: nn.Module, placements: Placements, mesh: DeviceMesh | N
     return model
 
 
-def _refuse_misfits(placements: Placements, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy, offload: OffloadPolicy,
-                    prefetch: int) -> None:
-    name, shards_rest = placements.name, placements.parameter is Placement.SHARD
-    if mesh is not None and (mesh.ndim == 2) != placements.replicas:
-        raise ConfigError(f"{name} needs a {2 if placements.replicas else 1}-D mesh and this one has {mesh.ndim} dims; "
-                          f"{'give it the dims (replicate, shard)' if placements.replicas else 'use HSDP, or mesh[name] of one dim'}")
-    if placements.optimizer is Placement.REPLICATE and policy.param_dtype is not None:
-        raise ConfigError(f"{name} computes with the weights the optimizer updates, so they cannot be cast; use ZERO1 or a later row, or "
-                          "torch.autocast")
-    if hasattr(offload, "pin_memory") and not shards_rest:
-        raise ConfigError(f"{name} keeps whole weights on the device that computes, so there is nothing to offload; use ZERO3 or HSDP")
-    if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
-        raise ConfigError(f"prefetch is a number of units, 0 or more, not {prefetch!r}")
-
-
 def _apply(module: nn.Module | list[nn.Module], placements: Placements, mesh: DeviceMesh | None, reshard_after_forward: bool | int | None,
            policy: MixedPrecisionPolicy, offload: OffloadPolicy, ignored: set[nn.Parameter] | None,
            placement_fn: Callable | None = None) -> Any:
-    modules = tuple(module) if isinstance(module, (list, tuple)) else (module,)
+    modules = arguments.modules_of(module)
     for each in modules:
-        if isinstance(each, (nn.ModuleList, nn.ModuleDict)) and type(each).forward is nn.Module.forward:
-            raise ValueError(f"fully_shard does not support containers that do not implement forward: {each}")
         if hooks_of(each) is not None:
             raise AssertionError("Each distinct composable distributed API can only be applied to a module once. fully_shard has already "
                                  f"been applied to this {type(each).__name__}")

@@ -7,7 +7,10 @@ at once and keeps the whole result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+import torch
 
 from .. import ledger
 from ..ledger import Category
@@ -28,6 +31,8 @@ class Gradients:
         self.reduce_unused = False                          # zeros for parameters without a gradient
         self.force_sum = False                              # SUM and a division, never AVG
         self.divide_factor: float | None = None
+        self.hook: Callable[[torch.Tensor], None] | None = None     # the user's, on what was reduced
+        self.hook_stream: torch.cuda.Stream | None = None
         self.reduction: Reduction | None = None
         self._token = 0
 
@@ -65,6 +70,18 @@ class Gradients:
         reduction, self.reduction = self.reduction, None
         if reduction is not None:
             reduction.finish()
+
+    def call_hook(self, reduced: torch.Tensor) -> None:
+        """The user's hook on a reduction's result (see `FSDPModule.set_all_reduce_hook`)."""
+        if self.hook is None:
+            return
+        if self.hook_stream is None:
+            self.hook(reduced)
+            return
+        self.hook_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.hook_stream):
+            self.hook(reduced)
+        torch.cuda.current_stream().wait_stream(self.hook_stream)
 
     def drop(self) -> None:
         """Forget the whole gradients of a step that was cut short, and a reduction of them that is on its way."""

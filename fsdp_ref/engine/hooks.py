@@ -19,7 +19,8 @@ never fires (the root's neither). A callback at the end of backward does what is
 place from the unit's list and prefetches the unit that stood before *that* use.
 
 [Note: recompute] Activation checkpointing runs forward again inside backward. A unit in its backward phase then only makes sure that
-its weights are there; freeing them is still the business of `post_backward`.
+its weights are there. One *inside* the checkpointed part has no gradient yet and runs as in forward, but keeps its weights, since its
+backward is next, and its place in the order. Freeing is in both cases the business of `post_backward`.
 
 [Note: part of a unit alone] With `fully_shard([norm, head])` somebody may call `head` alone, once a chunk of the loss, and run backward
 for each. The unit's forward is never complete, so no output was hooked and no end of backward will come: the marker does all of it.
@@ -66,6 +67,8 @@ class UnitHooks:
         self.keep_last = False                          # root: do not free the unit that ran last, since backward begins with it
         self.max_in_flight: int | None = None           # root: gathers on their way at once
         self.max_reductions = 1                         # root: reductions on their way while another starts
+        self.streams: list[torch.cuda.Stream] = []      # root: CUDA, where gathers and reductions travel; other roots may share it
+        self.post_optim_event: torch.Event | None = None    # root: what the next gathers wait for, instead of the current stream
         self.forward_prefetch: list[Unit] = []          # what the user wants gathered ahead, instead of the default
         self.backward_prefetch: list[Unit] = []
         self.waiting_for: set[nn.Module] = set()        # modules of this unit that have not run in this pass
@@ -134,11 +137,13 @@ class UnitHooks:
         ledger.add_event(Lane.COMPUTE, "forward", unit.name, "forward", self._began, ledger.now())
         if self.is_root and self.auto_reshard and not torch.is_grad_enabled():
             unit.reshard()                                                          # without backward, nobody else would free the root
-        backward_is_next = torch.is_grad_enabled() and self.schedule.root.keep_last and self.schedule.last_forwards[-1:] == [unit]
-        if not backward_is_next:
+        again = torch._C._current_graph_task_id() != -1                             # [Note: recompute]
+        is_last = self.schedule.root.keep_last and self.schedule.last_forwards[-1:] == [unit]
+        if not again and not (is_last and torch.is_grad_enabled()):
             unit.end_forward()
         if torch.is_grad_enabled():
-            self.schedule.remember(unit)
+            if not again:
+                self.schedule.remember(unit)
             self._hook_outputs(output)
         self.phase = Phase.IDLE
         return output
@@ -232,12 +237,24 @@ class UnitHooks:
 
 
 class _PostBackward(torch.autograd.Function):
-    """The identity; its backward runs when the gradients of all inputs exist, and then calls `post_backward`."""
+    """The identity; its backward runs when the gradients of all inputs exist, and then calls `post_backward`.
+
+    `setup_context`, `jvp` and `generate_vmap_rule` are what torch.func asks of a function that `torch.func.grad` or `jvp` meets.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx, hooks: UnitHooks, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.hooks = hooks
+    def forward(hooks: UnitHooks, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return inputs
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+        ctx.hooks = inputs[0]
+
+    @staticmethod
+    def jvp(ctx, _: None, *tangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tangents
 
     @staticmethod
     def backward(ctx, *grads: torch.Tensor) -> tuple:

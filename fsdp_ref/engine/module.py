@@ -7,10 +7,13 @@ or ask a unit to gather or free; nothing is decided here.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+import torch
 from torch import nn
 
+from ..arguments import one_or_more
 from .hooks import UnitHooks, hooks_of, units_below
 from .unit import Unit
 
@@ -94,32 +97,50 @@ class FSDPModule:
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """Units whose gather starts as soon as this one's weights are there, in forward."""
-        self._hooks.forward_prefetch = [_unit_of(module) for module in modules]
+        self._hooks.forward_prefetch = [hooks.unit for hooks in _all_hooks(modules)]
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """The same in backward, in place of the default (the unit that ran before this one)."""
-        self._hooks.backward_prefetch = [_unit_of(module) for module in modules]
+        self._hooks.backward_prefetch = [hooks.unit for hooks in _all_hooks(modules)]
 
     def set_max_gathers_in_flight(self, gathers: int | None) -> None:
         """Root only: at most so many gathers on their way at once, however much is prefetched (None: no limit). Ours; not in torch."""
-        self._hooks.max_in_flight = gathers if gathers is None else _one_or_more(gathers, "gathers")
+        self._hooks.max_in_flight = gathers if gathers is None else one_or_more(gathers, "gathers")
 
-    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int) -> None:
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
         """Root only: reductions that may still be on their way when another one starts (default 1). More overlap, more memory."""
-        self._hooks.max_reductions = _one_or_more(max_input_buffers, "max_input_buffers")
+        for hooks in units_below(self._hooks) if recurse else (self._hooks,):
+            hooks.max_reductions = one_or_more(max_input_buffers, "max_input_buffers")
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Divide the *sum* of the gradients by `factor` instead of by the number of ranks (1.0: plain sum)."""
         self._hooks.unit.gradients.divide_factor = factor
 
+    set_reduce_scatter_divide_factor = set_gradient_divide_factor          # its old name
+
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: torch.cuda.Stream | None = None) -> None:
+        """Call `hook(output)` on this unit's reduced gradients before they are divided and handed over; it may change them in place.
+
+        `output`: 1-D, this rank's padded rows of every parameter, in the reduction's dtype; after the replicas' all-reduce if there are
+        replicas. A `stream` (CUDA) to run it in is for units without replicas.
+        """
+        gradients = self._hooks.unit.gradients
+        if stream is not None and gradients.unit.placements.replicas:
+            raise ValueError("stream cannot be set when using native HSDP")
+        gradients.hook, gradients.hook_stream = hook, stream
+
+    def set_post_optim_event(self, event: torch.Event) -> None:
+        """Root only: the next forward's gathers wait for `event` instead of all that the current stream holds. Used up by one forward."""
+        self._hooks.post_optim_event = event
+
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
         """True: reduce with SUM and divide afterwards, never with AVG."""
         self._hooks.unit.gradients.force_sum = enable
 
-    def set_reduce_scatter_unused_params(self, enabled: bool, *, recurse: bool = True) -> None:
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """True: parameters that got no gradient are reduced as zeros, so that ranks which used different ones still match."""
         for unit in self._units(recurse):
-            unit.gradients.reduce_unused = enabled
+            unit.gradients.reduce_unused = reduce_scatter_unused_params
 
     def reset_iter_state(self) -> None:
         """After an exception inside a step: forget that step, so that the next forward starts clean. Call it on the root, on every rank."""
@@ -144,19 +165,25 @@ class FSDPModule:
         return self
 
 
-def _one_or_more(value: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} should be an int, got {type(value)}")
-    if value < 1:
-        raise ValueError(f"{name} should be at least 1, got {value}")
-    return value
+def _all_hooks(modules: Iterable[nn.Module]) -> list[UnitHooks]:
+    modules = list(modules)
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"Expects FSDPModule but got {type(module)}: {module}; apply fully_shard to it first")
+    return [hooks_of(module) for module in modules]
 
 
-def _unit_of(module: nn.Module) -> Unit:
-    hooks = hooks_of(module)
-    if hooks is None:
-        raise ValueError(f"only modules that fully_shard was applied to can be prefetched, and this {type(module).__name__} is not one")
-    return hooks.unit
+def share_comm_ctx(modules: list[FSDPModule]) -> None:
+    """Let several roots (the chunks of one pipeline stage, say) use the same CUDA streams, so that their buffers share memory.
+
+    Call it before their first forward. On the CPU all units of a process group share one wire anyway.
+
+    Raises:
+        ValueError: one of them is not sharded.
+    """
+    hooks = _all_hooks(modules)
+    for other in hooks[1:]:
+        other.streams = hooks[0].streams
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:

@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from .. import optimizers
+from .. import arguments, optimizers
 from ..mesh import UnitMesh
 from ..placements import Placement, Placements, chunk_rows
 
@@ -61,8 +61,8 @@ class ShardedParam:
         self.rows = self.chunk
         if self.replicated:
             return
-        _refuse_odd(param, name)
-        self.dim = _checked_dim(placement, param, mesh.size)
+        arguments.refuse_odd(param, name)
+        self.dim = arguments.dim_to_cut(placement, param, mesh.size)
         self.stride = param.stride()
         self.chunk, self.first, self.rows = chunk_rows(param.shape[self.dim], mesh.size, mesh.rank)
         self.chunk_shape = (*param.shape[: self.dim], self.chunk, *param.shape[self.dim + 1 :])
@@ -209,28 +209,3 @@ class ShardedParam:
         self.kept = self.partial = None
         if self.full is not None:
             self.full.grad = None
-
-
-def _refuse_odd(param: nn.Parameter, name: str) -> None:
-    """Parameters that cannot be cut into rows. The types and first words of the errors are torch's."""
-    if param.ndim == 0:
-        raise ValueError(f"fully_shard doesn't support scalar parameters. Change {name} to a 1D tensor with numel equal to 1.")
-    if isinstance(param, DTensor):
-        raise ValueError(f"parameter {name} is a DTensor already (tensor parallel, or sharded before); this engine shards plain tensors")
-    if not param.is_contiguous():
-        raise NotImplementedError(f"FSDP does not support non-contiguous parameters yet: {name} has shape {tuple(param.shape)} and "
-                                  f"stride {param.stride()}; call .contiguous() on it before fully_shard")
-
-
-def _checked_dim(placement: Shard | None, param: nn.Parameter, size: int) -> int:
-    """The dim to cut, counted from the front. [Note: columns]"""
-    if placement is None:
-        return 0
-    if not isinstance(placement, Shard):
-        raise AssertionError(f"Expected Shard, got {type(placement)}: {placement}")
-    dim = placement.dim + param.ndim if placement.dim < 0 else placement.dim
-    if not 0 <= dim < param.ndim:
-        raise AssertionError(f"Shard dim {placement.dim} is invalid for {param.ndim}D tensor: {param.shape}")
-    if dim > 0 and param.shape[dim] % size:
-        raise NotImplementedError(f"FSDP does not support uneven sharding on dim {dim}: {param.shape} (world size: {size})")
-    return dim

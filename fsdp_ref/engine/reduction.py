@@ -38,9 +38,8 @@ class Reduction:
         self.dtype = _reduction_dtype(unit, grads)
         self.op, before, self.divide_after = _division(unit, self.dtype)
         self.buffer = self._copy_in(grads)
-        category = Category.REDUCE_SCATTER if unit.placements.gradient is Placement.SHARD else Category.UNSHARDED_GRAD
-        self.token = ledger.allocate(category, unit.name, self.buffer.numel() * self.buffer.element_size())
-        weakref.finalize(self, ledger.free, self.token)                             # also when an exception ends the step before
+        self.tokens: list[int] = []
+        self._enter(Category.REDUCE_SCATTER if unit.placements.gradient is Placement.SHARD else Category.UNSHARDED_GRAD, self.buffer)
         if before != 1:
             self.buffer.div_(before)
         if unit.reduce_stream is not None:
@@ -63,6 +62,7 @@ class Reduction:
         if self.mesh.size > 1:
             if unit.placements.gradient is Placement.SHARD:
                 self.output = torch.empty_like(own)                                 # ZeRO-1 keeps the whole buffer
+                self._enter(Category.SHARDED_GRAD, self.output)
             self.pending = collectives.reduce_scatter(self.output, self.buffer.view(-1), self.mesh.group, Label(unit.name, "backward"),
                                                       op=self.op, stream=unit.reduce_stream)
         else:
@@ -96,6 +96,7 @@ class Reduction:
         if self.output is None:
             return
         self._wait()
+        self.unit.gradients.call_hook(self.output)
         if self.divide_after != 1:
             self.output.div_(self.divide_after)
         self._hand_over()
@@ -104,7 +105,7 @@ class Reduction:
         """Wait, and throw the result away."""
         self._wait()
         self.buffer = self.output = None
-        ledger.free(self.token)
+        self._strike()
 
     def _wait(self) -> None:
         if self.pending is not None:
@@ -124,7 +125,7 @@ class Reduction:
         category, held = (Category.UNSHARDED_GRAD, self.buffer) if whole_rests else (Category.SHARDED_GRAD, self.output)
         flat = self.output.to(self.unit.home, dtype)
         self.buffer = self.output = None
-        ledger.free(self.token)
+        self._strike()
         created = [param for param in self.params if param.sharded.grad is None]
         for param, own in self._chunks(flat):
             param.add_gradient(own.to(param.dtype))
@@ -133,8 +134,16 @@ class Reduction:
 
     def _keep_books(self, category: Category, held: torch.Tensor, owner: torch.Tensor) -> None:
         """Enter the memory of `held` into the books for as long as `owner` lives."""
-        ledger.free(self.token)
+        self._strike()
         weakref.finalize(owner, ledger.free, ledger.allocate(category, self.unit.name, held.numel() * held.element_size()))
+
+    def _enter(self, category: Category, held: torch.Tensor) -> None:
+        self.tokens.append(ledger.allocate(category, self.unit.name, held.numel() * held.element_size()))
+        weakref.finalize(self, ledger.free, self.tokens[-1])                        # also when an exception ends the step before
+
+    def _strike(self) -> None:
+        while self.tokens:
+            ledger.free(self.tokens.pop())
 
 
 def _division(unit: Unit, dtype: torch.dtype) -> tuple[dist.ReduceOp.RedOpType, float, float]:

@@ -41,9 +41,9 @@ class Schedule:
             order = [f"{unit.name} as unit number {number}" for number, unit in enumerate(members)]
             agreement.check([*order, *(line for unit in members for line in unit.describe())], group)
         if root.unit.device.type == "cuda":
-            gather, reduce = torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1)
+            root.streams[:] = root.streams or (torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1))
             for hooks in self.all:
-                hooks.unit.gather_stream, hooks.unit.reduce_stream = gather, reduce
+                hooks.unit.gather_stream, hooks.unit.reduce_stream = root.streams
 
     def _name_units(self, root: nn.Module) -> None:
         """Give units and parameters the names they have below the root, in messages, books and pictures."""
@@ -67,8 +67,9 @@ class Schedule:
         self.forward_root = hooks
         optimizers.show_dtensors()
         self.last_forwards, self.forwards = self.forwards, []
-        if hooks.unit.gather_stream is not None:
-            hooks.unit.gather_stream.wait_stream(torch.cuda.current_stream())
+        stepped, hooks.post_optim_event = hooks.post_optim_event, None
+        if (stream := hooks.unit.gather_stream) is not None:
+            stream.wait_event(stepped or torch.cuda.current_stream().record_event())
 
     def end_forward(self) -> None:
         """The last unit of a forward pass: what was prefetched and not used would be old after the optimizer's next step."""

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from .. import ledger, optimizers
 from ..ledger import Category
 from ..mesh import UnitMesh
+from ..nested import outside_transforms
 from ..placements import Placement, Placements
 from ..policies import MixedPrecisionPolicy, OffloadPolicy
 from .gather import Gather
@@ -147,6 +148,7 @@ class Unit:
 
     # -- gather, compute, free ------------------------------------------------------------------------------------------------
 
+    @outside_transforms
     def unshard(self, phase: str = "forward") -> None:
         """Start gathering the weights. Nothing happens if they are there or on their way."""
         if self.state is not State.SHARDED or not self.params:
@@ -154,6 +156,7 @@ class Unit:
         self.start_gather(phase)
         self.state = State.GATHERING
 
+    @outside_transforms
     def wait_unshard(self) -> None:
         """Finish the gather and let the modules hold the whole weights."""
         if self.state is not State.GATHERING:
@@ -180,6 +183,7 @@ class Unit:
             self._strike("kept")
             self._versions = self._shard_versions() if self.resident else None
 
+    @outside_transforms
     def reshard(self) -> None:
         """Free the whole weights; the modules hold the shards again. A gather on its way is waited for first."""
         self.kept = None

@@ -15,13 +15,13 @@ from tests.engine.trees import batch, gpt, rows_of, sequential, transformer
 
 
 def test_the_worst_moment_of_a_gpt_by_hand():
-    """All dims are even, so nothing is padded: 16 P / N at rest, 2 root + 2 blocks whole, one gather and one reduction of a block."""
+    """All dims are even, so nothing is padded: 16 P / N at rest, 2 root + 2 blocks whole, a block's gather, its reduction and the result."""
     model = gpt(layers=4)
     everything, block = (sum(param.numel() for param in module.parameters()) for module in (model, model.blocks[0]))
     choice = wrap.auto(model, 4 * (4 * everything / 2 + 2 * everything - 2 * block) - 1, world_size=2)
     root = everything - 4 * block
     assert choice.name == "by_class(Block)" and len(choice.units) == 4
-    assert choice.held == {Category.SHARDED_PARAM: 4 * everything // 2, Category.SHARDED_GRAD: 4 * everything // 2,
+    assert choice.held == {Category.SHARDED_PARAM: 4 * everything // 2, Category.SHARDED_GRAD: 4 * everything // 2 + 4 * block // 2,
                            Category.OPTIMIZER: 8 * everything // 2, Category.UNSHARDED_PARAM: 4 * (root + block),
                            Category.UNSHARDED_GRAD: 4 * (root + block), Category.ALL_GATHER: 4 * block, Category.REDUCE_SCATTER: 4 * block}
 
@@ -32,7 +32,7 @@ def test_padding_frozen_parameters_and_low_precision_count():
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     held = wrap.auto(model, float("inf"), world_size=4, mp_policy=policy).held
     assert held[Category.SHARDED_PARAM] == 4 * (2 * 3 + 1 * 5)              # rows 5 -> 8 and 2 -> 4, over 4 ranks
-    assert held[Category.SHARDED_GRAD] == 4 * 2 * 3 and held[Category.OPTIMIZER] == 2 * 4 * 2 * 3
+    assert held[Category.SHARDED_GRAD] == 4 * 2 * 3 + held[Category.REDUCE_SCATTER] // 4 and held[Category.OPTIMIZER] == 2 * 4 * 2 * 3
     assert held[Category.UNSHARDED_GRAD] == 2 * 5 * 3
     assert held[Category.UNSHARDED_PARAM] + held[Category.REDUCE_SCATTER] in (2 * (8 * 3 + 4 * 5), 4 * 8 * 3)      # begin or end, not both
 

@@ -123,7 +123,7 @@ def _refusals(rank, world):
         fully_shard(nn.Linear(5, 4, bias=False), shard_placement_fn=lambda p: Shard(1))
     with pytest.raises(AssertionError, match="Shard dim 2 is invalid"):
         fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: Shard(2))
-    with pytest.raises(AssertionError, match="Expected Shard"):
+    with pytest.raises(ValueError, match="Invalid shard_placement_fn result"):
         fully_shard(nn.Linear(4, 4), shard_placement_fn=lambda p: 1)
     with pytest.raises(AssertionError, match="mesh_dim_names"):
         fully_shard(nn.Linear(4, 4), mesh=init_device_mesh("cpu", (2, 2)))
