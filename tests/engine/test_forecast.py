@@ -15,7 +15,7 @@ from tests.engine.trees import batch, gpt, rows_of, sequential, transformer
 
 
 def test_the_worst_moment_of_a_gpt_by_hand():
-    """All dims are even, so nothing is padded: 16 P / N at rest, 2 root + 2 blocks whole, a block's gather, its reduction and the result."""
+    """All dims are even, so nothing is padded: 16 P / N at rest, 2 root + 2 blocks whole, a block's gather, reduction and its result."""
     model = gpt(layers=4)
     everything, block = (sum(param.numel() for param in module.parameters()) for module in (model, model.blocks[0]))
     choice = wrap.auto(model, 4 * (4 * everything / 2 + 2 * everything - 2 * block) - 1, world_size=2)
