@@ -105,6 +105,28 @@ def test_b28_the_state_at_the_call(ranks, tmp_path, size):
     assert support.contents(one) == support.contents(other)                  # the very same bytes as a save that is waited for
 
 
+def save_and_draw(rank, size, root):
+    """The generators' states around each kind of save, on a rank that has drawn its own number of times."""
+    model = support.sharded(1)
+    optimizer = support.adamw(model)
+    support.train(model, optimizer, 1)
+    for _ in range(rank + 1):
+        support.draws()
+    states = [support.random_states()]
+    checkpoint.save(root, step=1, model=model, optimizer=optimizer)
+    states.append(support.random_states())
+    handle = checkpoint.async_save(root, step=2, model=model, optimizer=optimizer)
+    states.append(support.random_states())
+    handle.wait()
+    states.append(support.random_states())
+    return all(state == states[0] for state in states), hash(states[0])
+
+
+def test_b15_saving_draws_no_random_number(ranks, tmp_path):
+    told = ranks(2, save_and_draw, tmp_path)
+    assert all(same for same, _ in told) and len({state for _, state in told}) == 2
+
+
 class Zoo(nn.Module):
     """A buffer of every type, special values, odd layouts."""
 

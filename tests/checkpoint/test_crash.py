@@ -1,13 +1,14 @@
 """A save that dies or fails at any operation leaves the old checkpoints whole, and the next save works."""
 
 import shutil
+import threading
 import time
 import warnings
 
 import pytest
 
 from fsdp_ref import checkpoint, collectives
-from fsdp_ref.checkpoint import files
+from fsdp_ref.checkpoint import background, files
 from fsdp_ref.errors import CheckpointError
 
 from . import crashing, faults, support
@@ -147,7 +148,7 @@ def order_of_operations(rank, size, root):
     return layer.log
 
 
-def test_the_order_of_operations(ranks, old, tmp_path):
+def test_b25_the_order_of_operations(ranks, old, tmp_path):
     """Data and names are flushed before the rename, the rename before the pointer, the pointer before anything is deleted."""
     root = tmp_path / "root"
     shutil.copytree(old, root)
@@ -164,6 +165,41 @@ def test_the_order_of_operations(ranks, old, tmp_path):
     assert {name for name, _ in second} == {"create", "write", "fsync"}
 
 
+def late_rank(rank, size, root, call):
+    """Rank 2 flushes late: when its last file was flushed there, and when rank 0 first saw a new name beside the old ones."""
+    flushed = []
+
+    class Late(files.Files):
+        def fsync(self, descriptor):
+            time.sleep(0.3)
+            super().fsync(descriptor)
+            flushed.append(time.perf_counter())
+
+    model, optimizer = crashing.small(2, shard=True)
+    with files.use(Late() if rank == 2 else files.Files()):
+        if rank:
+            saved = getattr(checkpoint, call)(root, step=2, model=model, optimizer=optimizer)
+            call == "save" or saved.wait()
+            return flushed[-1] if flushed else None
+        thread = threading.Thread(target=lambda: getattr(checkpoint, call)(root, step=2, model=model, optimizer=optimizer))
+        thread.start()
+        while (root / "latest").read_text() == "step-00000001\n" and not (root / "step-00000002").exists():
+            time.sleep(0.005)
+        seen = time.perf_counter()
+        thread.join()
+        background.finish()
+        return seen
+
+
+@pytest.mark.parametrize("call", crashing.CALLS)
+def test_b25_nothing_is_published_before_the_last_rank_is_through(ranks, old, tmp_path, call):
+    root = tmp_path / "root"
+    shutil.copytree(old, root)
+    seen, _, flushed = ranks(3, late_rank, root, call)
+    assert seen > flushed
+    assert (root / "latest").read_text() == "step-00000002\n"
+
+
 def test_an_existing_step_is_never_written_into(old, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(old, root)
@@ -176,7 +212,7 @@ def test_an_existing_step_is_never_written_into(old, tmp_path):
 
 
 @pytest.mark.parametrize("pointer", ("", "step-99999999\n", "../..\n", "\x00garbage", None))
-def test_the_pointer_is_only_advice(old, tmp_path, pointer):
+def test_b25_the_pointer_is_only_advice(old, tmp_path, pointer):
     root = tmp_path / "root"
     shutil.copytree(old, root)
     (root / "latest").unlink() if pointer is None else (root / "latest").write_text(pointer)
@@ -184,7 +220,7 @@ def test_the_pointer_is_only_advice(old, tmp_path, pointer):
     assert loaded(root) == (1, expected(1))
 
 
-def test_a_damaged_newest_gives_way_to_the_one_before(old, tmp_path):
+def test_b24_a_damaged_newest_gives_way_to_the_one_before(old, tmp_path):
     root = tmp_path / "root"
     shutil.copytree(old, root)
     model, optimizer = crashing.small(2)
