@@ -1,9 +1,15 @@
 """What is kept, what goes, and what is never touched."""
 
+import mmap
 import os
 import random
+import shutil
+import threading
+import warnings
 
+import numpy as np
 import pytest
+import safetensors
 
 from fsdp_ref import checkpoint
 from fsdp_ref.checkpoint import files, layout, retention
@@ -26,7 +32,7 @@ def nothing_loaded(monkeypatch):
     monkeypatch.setattr(retention, "_protected", None)
 
 
-def test_the_order_is_that_of_numbers(tmp_path):
+def test_b30_the_order_is_that_of_numbers(tmp_path):
     for step in (9, 10, 100):
         save(tmp_path, step, keep_last=2)
     assert steps(tmp_path) == [10, 100]
@@ -41,7 +47,7 @@ def test_without_keep_last_nothing_goes(tmp_path):
     assert steps(tmp_path) == [0, 1, 2, 3]
 
 
-def test_failed_saves_do_not_count(tmp_path):
+def test_b30_failed_saves_do_not_count(tmp_path):
     save(tmp_path, 1, keep_last=1)
 
     def act():
@@ -54,7 +60,7 @@ def test_failed_saves_do_not_count(tmp_path):
     checkpoint.verify(tmp_path / "step-00000001")
 
 
-def test_the_one_loaded_from_stays(tmp_path):
+def test_b30_the_one_loaded_from_stays(tmp_path):
     for step in (1, 2, 3):
         save(tmp_path, step)
     model, _ = crashing.small(0)
@@ -63,7 +69,7 @@ def test_the_one_loaded_from_stays(tmp_path):
     assert steps(tmp_path) == [1, 4]
 
 
-def test_later_steps_of_an_earlier_run(tmp_path):
+def test_b30_later_steps_of_an_earlier_run(tmp_path):
     """They do not push the new ones out, and are told of."""
     for step in (900, 1000):
         save(tmp_path, step)
@@ -73,7 +79,41 @@ def test_later_steps_of_an_earlier_run(tmp_path):
     assert steps(tmp_path) == [20, 30, 900, 1000]
 
 
-def test_foreign_names_are_never_touched(tmp_path):
+@pytest.mark.parametrize("call", ("save", "async_save"))
+def test_b30_nothing_goes_before_the_new_one_is_there(tmp_path, call):
+    """At every moment of a save with keep_last=1 there is a committed checkpoint; the old one goes last."""
+    save(tmp_path, 1)
+    held = []
+
+    class Look(support.Tripwire):
+        def _step(self, name, path=""):
+            held.append(steps(tmp_path))
+
+    model, optimizer = crashing.small(2)
+    with files.use(Look()):
+        saved = getattr(checkpoint, call)(tmp_path, step=2, model=model, optimizer=optimizer, keep_last=1)
+        call == "save" or saved.wait()
+    kinds = [list(key) for key in dict.fromkeys(map(tuple, held))]
+    assert kinds == [[1], [1, 2], [2]] and steps(tmp_path) == [2]
+
+
+def test_b30_retention_spares_what_another_thread_is_loading(tmp_path):
+    """A load waits for the save that runs in the background, whose retention could delete what is read."""
+    save(tmp_path, 1)
+    model, _ = crashing.small(2)
+    gate, order = support.Gate(), []
+    with files.use(gate):
+        handle = checkpoint.async_save(tmp_path, step=2, model=model, keep_last=1)
+        gate.reached.wait(10)
+        opener = threading.Timer(0.2, lambda: (order.append("opened"), gate.release.set()))
+        opener.start()
+        report = checkpoint.load(tmp_path, model=crashing.small(0)[0])
+        order.append("loaded")
+        opener.join()
+    assert handle.wait().name == "step-00000002" and report.step == 2 and order == ["opened", "loaded"]
+
+
+def test_b30_foreign_names_are_never_touched(tmp_path):
     foreign = ["old-step-00000005", "step-00000005.bak", "step-5", "step-0000000005", "step-00000005.tmp", "step-00000005.tmp-abc",
                "step-00000005.tmp-" + "G" * 32, "xstep-00000005.tmp-" + "a" * 32, "Step-00000005", "step-00000005\n", "notes"]
     outside = tmp_path / "outside"
@@ -99,7 +139,7 @@ def test_names_and_numbers():
         assert layout.step_of(name) is None
 
 
-def test_a_half_deleted_checkpoint_is_none(tmp_path):
+def test_b30_a_half_deleted_checkpoint_is_none(tmp_path):
     """Deletion fails after its first file: the old one has no committed name any more, and the next save sweeps it."""
     save(tmp_path, 1)
     layer = support.Tripwire(2, lambda: (_ for _ in ()).throw(OSError(5, "Input/output error")), only="unlink")
@@ -133,13 +173,31 @@ def test_nothing_there(tmp_path):
         save(tmp_path / "file", 1)
 
 
-def test_random_orders_keep_the_newest(tmp_path):
+def test_b30_random_orders_keep_the_newest(tmp_path):
     """Whatever is written in whatever order, the one just written is there and k of its past at most."""
     dice = random.Random(3)
     for step in dice.sample(range(1000), 12):
-        import warnings
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             path = save(tmp_path, step, keep_last=3)
         assert path in checkpoint.committed(tmp_path)
         assert len([other for other in steps(tmp_path) if other <= step]) <= 3
+
+
+def test_b34_mapped_tensors_outlive_their_checkpoint(tmp_path):
+    """Tensors mapped from a checkpoint keep their values while the step is deleted, saved anew and pruned: no file is ever reused."""
+    path = save(tmp_path, 1)
+    shard = path / "model-00000-of-00001.safetensors"
+    with safetensors.safe_open(shard, framework="pt") as opened, open(shard, "rb") as plain:
+        lazily = {name: opened.get_tensor(name) for name in opened.keys()}
+        mapped = np.frombuffer(mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+        before, bytes_before, inode = {name: support.bits(t) for name, t in lazily.items()}, mapped.tobytes(), os.stat(shard).st_ino
+        kept = os.open(shard, os.O_RDONLY)                   # so that the new file cannot get the old one's number
+        shutil.rmtree(path)
+        model, optimizer = crashing.small(50)
+        checkpoint.save(tmp_path, step=1, model=model, optimizer=optimizer)
+        assert os.stat(shard).st_ino != inode and shard.read_bytes() != bytes_before
+        save(tmp_path, 2, keep_last=1)
+        assert not shard.exists()
+        assert {name: support.bits(t) for name, t in lazily.items()} == before and mapped.tobytes() == bytes_before
+        os.close(kept)
