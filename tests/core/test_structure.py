@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "collectives": ("errors", "ledger", "world", "clock", "wire"),
     "agreement": ("errors", "world", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
+    "preemption": ("errors", "collectives"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (),
     "forecast": ("rows", "wire", "placements", "policies"),
     "wrap": ("errors", "rows", "wire", "forecast", "policies"),
