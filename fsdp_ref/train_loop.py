@@ -168,7 +168,7 @@ class Trainer(Learner):
 
     def leave(self) -> None:
         """Save what is done and end; every rank is here after the same step."""
-        self.saver.save(self.unfinished)
+        self.saver.save(collectives.gather_json(self.unfinished)[0])         # rank 0's line: each has measured other times
         raise Preempted(f"a signal asked the run to stop; step {self.step} is saved, go on with fsdp-ref train --out {self.out} "
                         "--resume auto")
 
