@@ -60,6 +60,7 @@ class World:
 
 
 _world: World | None = None
+before_stop: list[Callable[[], None]] = []       # what `stop` calls while the process group still stands; must not raise
 
 
 def current() -> World | None:
@@ -126,8 +127,10 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
 
 
 def stop() -> None:
-    """Leave the world. Safe to call twice, and after a failure."""
+    """Leave the world, after the checkpoint that is being written in the background. Safe to call twice, and after a failure."""
     global _world
+    for finish in before_stop:
+        finish()
     _world = None
     if dist.is_initialized():
         dist.destroy_process_group()
