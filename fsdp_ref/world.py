@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,7 +36,14 @@ GRACE = 3.0             # seconds a failed rank waits for the others to say that
 
 @dataclass
 class World:
-    """What `start` brought up. `device` is where tensors belong: `cuda:<local rank>` with NCCL, `cpu` with gloo."""
+    """What `start` brought up.
+
+    Attributes:
+        device: where tensors belong: `cuda:<local rank>` with NCCL, `cpu` with gloo.
+        store: what the ranks of this start tell each other outside collectives.
+        job: the store that torchrun keeps through restarts; elsewhere the same as `store`.
+        restarts: how often torchrun has started the ranks before.
+    """
 
     rank: int
     size: int
@@ -43,6 +51,12 @@ class World:
     backend: str
     store: dist.Store
     timeout: float
+    job: dist.Store
+    restarts: int = 0
+
+    def remember(self, name: str, value: str) -> str:
+        """The first value that any rank gave under this name since torchrun began, through all restarts."""
+        return self.job.compare_set(f"remembered/{name}", "", value).decode()
 
 
 _world: World | None = None
@@ -100,14 +114,14 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     home = torch.device("cuda", rank % max(local_size, 1)) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(home)
-    meeting = _meet(rank, size, store, under_torchrun, timeout)
+    job, meeting, restarts = _meet(rank, size, store, under_torchrun, timeout)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=meeting, rank=rank, world_size=size,
                                 timeout=timedelta(seconds=timeout))
     except Exception as error:
         raise WorldError(f"rank {rank} could not join the process group ({_first_line(error)}); "
                          "run fsdp-ref doctor to see what this machine lacks") from error
-    _world = World(rank, size, home, backend, meeting, timeout)
+    _world = World(rank, size, home, backend, meeting, timeout, job, restarts)
     ledger.set_rank(rank)
     return _world
 
@@ -122,9 +136,10 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool, timeout: float) -> dist.Store:
-    """Open the store and wait until every rank has written its name there."""
-    limit = timedelta(seconds=timeout)
+def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool,
+          timeout: float) -> tuple[dist.Store, dist.Store, int]:
+    """Open the store and wait until every rank has written its name there; returns `World`'s `job`, `store` and `restarts`."""
+    limit, deadline = timedelta(seconds=timeout), time.monotonic() + timeout
     if path is not None:
         store: dist.Store = dist.FileStore(str(Path(path)), size)
     elif under_torchrun:
@@ -134,23 +149,58 @@ def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: 
             raise WorldError(f"rank {rank} cannot reach the store at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
                              f"({_first_line(error)}); did all {size} ranks start, and is the port free? "
                              "torchrun --standalone picks one") from error
-        store = dist.PrefixStore(f"fsdp_ref/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     elif size == 1:
         store = dist.HashStore()
     else:
         raise WorldError(f"{size} ranks need a place to meet; give store=PATH or start them with torchrun")
     store.set_timeout(limit)
+    job, restarts, answer = store, 0, None
+    if under_torchrun:
+        store = dist.PrefixStore("fsdp_ref", job)
+        name, restarts, answer = _session(store, rank, timeout, deadline)
+        store = dist.PrefixStore(name, store)
     store.set(f"rank/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-    deadline = time.monotonic() + timeout
     waiting = set(range(size))
     while waiting:
         waiting = {other for other in waiting if not store.check([f"rank/{other}"])}
-        if waiting and time.monotonic() > deadline:
-            raise WorldError(f"{_name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
-                             f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
+        if answer is not None:
+            answer(waiting)
         if waiting:
-            time.sleep(0.02)
-    return store
+            _wait_a_little(waiting, timeout, deadline)
+    return job, store, restarts
+
+
+def _session(store: dist.Store, rank: int, timeout: float, deadline: float) -> tuple[str, int, Callable[[set[int]], None] | None]:
+    """A name that only the ranks of this start know, how often there was a start before, and (rank 0) how to tell the others.
+
+    [Note: restarts share a store] torchrun keeps one store through all restarts, and each machine counts restarts by itself
+    (TORCHELASTIC_RESTART_COUNT may be 1 here and 0 there), so neither tells this start's entries from those of ranks that died. So rank 0
+    makes a name up, and every other rank asks for it with a question of its own: an answer to a dead rank's question fits nobody.
+    """
+    if rank == 0:
+        name, restarts = uuid.uuid4().hex, store.add("starts", 1) - 1
+
+        def answer(waiting: set[int]) -> None:
+            for other in waiting:
+                if store.check([f"question/{other}"]):
+                    store.set(f"answer/{other}", f"{store.get(f'question/{other}').decode()} {name} {restarts}")
+
+        return name, restarts, answer
+    question = uuid.uuid4().hex
+    store.set(f"question/{rank}", question)
+    while True:
+        if store.check([f"answer/{rank}"]):
+            asked, name, restarts = store.get(f"answer/{rank}").decode().split()
+            if asked == question:
+                return name, int(restarts), None
+        _wait_a_little({0}, timeout, deadline)
+
+
+def _wait_a_little(waiting: set[int], timeout: float, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise WorldError(f"{_name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
+                         f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
+    time.sleep(0.02)
 
 
 # -- who is missing? ----------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "collectives": ("errors", "ledger", "world", "clock", "wire"),
     "agreement": ("errors", "world", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
+    "preemption": ("errors", "collectives"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (),
     "arguments": ("errors", "placements", "policies"),
     "forecast": ("rows", "wire", "placements", "policies"),
