@@ -167,15 +167,16 @@ class _Save:
         for kind, tensors in self.sections().items():
             mine = {local.name: (local, box) for local in tensors if (box := local.written(local.name in self.differing)) is not None}
             name = layout.shard_name(kind, self.rank, self.world_size)
-            sizes[name] = self.write_shard(name, mine)
-            boxes[kind] = {name: [box.offsets, box.sizes] for name, (_, box) in mine.items()}
+            written = self.write_shard(name, mine)
+            sizes[name] = (written.bytes, written.digest)
+            boxes[kind] = {label: [box.offsets, box.sizes, written.tensors[label]] for label, (_, box) in mine.items()}
         name = layout.random_name(self.rank)
         with files.Writer(self.temporary / name) as out:
             out.write(random_state.capture(self.step, self.rank))
         sizes[name] = (out.bytes, out.digest)
         return {"files": sizes, "boxes": boxes}
 
-    def write_shard(self, name: str, mine: dict[str, tuple[LocalTensor, Box]]) -> tuple[int, str]:
+    def write_shard(self, name: str, mine: dict[str, tuple[LocalTensor, Box]]) -> safetensors_file.Written:
         """One safetensors file, recorded in the ledger."""
         tensors = {label: local.slice(box) for label, (local, box) in mine.items()}
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -208,7 +209,7 @@ class _Save:
             pieces = []
             for rank, vote in enumerate(written):
                 if box := vote["boxes"][kind].get(local.name):
-                    pieces.append(Piece(layout.shard_name(kind, rank, self.world_size), Box(tuple(box[0]), tuple(box[1]))))
+                    pieces.append(Piece(layout.shard_name(kind, rank, self.world_size), Box(tuple(box[0]), tuple(box[1])), box[2]))
             return TensorEntry(local.dtype, local.shape, tuple(pieces), parameter, key)
 
         model = {name: entry("model", local) for name, local in self.model.tensors.items()}
