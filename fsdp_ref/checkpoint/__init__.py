@@ -4,15 +4,19 @@
     report = load(root, model=model, optimizer=optimizer, scheduler=schedule, loader=loader)       # on every rank
 
 Reading order: layout (names and boxes), files (what touches the disk), safetensors_file, jsontext, manifest, state (what a model
-has), votes (all ranks or none), save, verify, reading, fit, load, random_state, retention. Nothing here uses pickle, writes into a
-committed directory, or changes a model before everything has been checked.
+has), votes (all ranks or none), save, verify, diagnosis, reading, fit, load, random_state, retention. Then the bridges: streaming and
+publish, huggingface_export, huggingface_index, huggingface_import. Nothing here uses pickle, writes into a committed directory, or
+changes a model before everything has been checked.
 """
 
 from ..errors import CheckpointError
 from .describe import describe
+from .huggingface_export import export_huggingface
+from .huggingface_import import import_huggingface
 from .load import LoadReport, load
 from .retention import committed, latest
 from .save import save
 from .verify import verify
 
-__all__ = ["CheckpointError", "LoadReport", "committed", "describe", "latest", "load", "save", "verify"]
+__all__ = ["CheckpointError", "LoadReport", "committed", "describe", "export_huggingface", "import_huggingface", "latest", "load", "save",
+           "verify"]
