@@ -21,12 +21,13 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError, ConfigError
-from . import files, safetensors_file, verify
+from . import files, safetensors_file
 from .fit import some
 from .manifest import Manifest
 from .publish import new_directory
 from .safetensors_file import DTYPES
 from .streaming import TensorReader, convert
+from .verify import examine
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -55,7 +56,7 @@ def export_huggingface(step_dir: str | os.PathLike, out_dir: str | os.PathLike, 
     if dtype is not None and dtype not in _FLOATS:
         raise ConfigError(f"dtype is {dtype}; give torch.float16, bfloat16, float32 or float64")
     step_dir = Path(step_dir)
-    export = _Export(verify.examine(step_dir), step_dir, dtype)
+    export = _Export(examine(step_dir), step_dir, dtype)
     with new_directory(out_dir) as directory:
         export.write(directory, limit)
     export.warn()
