@@ -34,23 +34,9 @@ def show(argv: list[str]) -> int:
 
 
 def checkpoint(argv: list[str]) -> int:
-    """Look into a checkpoint, or check every byte of it."""
-    p = Parser(prog="fsdp-ref checkpoint", description="Look into a checkpoint (RUN/checkpoints/step-...).")
-    actions = p.add_subparsers(dest="action", required=True, metavar="show|verify")
-    for name, text in (("show", "what is in it: step, world size, tensors, sizes"),
-                       ("verify", "read every byte and compare it with the manifest")):
-        action = actions.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-        action.add_argument("step", metavar="STEP_DIR", type=Path, help="a checkpoint's folder")
-    args = p.parse_args(argv)
-    from . import checkpoint as checkpoints
-    if args.action == "show":
-        from .checkpoint import describe
-        text = getattr(describe, "describe", describe)(args.step)
-        print(text)
-    else:
-        checkpoints.verify(args.step)
-        print(f"{args.step} is whole: every file has the size and the digest that its manifest states")
-    return 0
+    """Look into a checkpoint, check every byte of it, convert it, compare two."""
+    from . import checkpoint_command as command
+    return command.main(argv)
 
 
 def bench(argv: list[str]) -> int:

@@ -99,15 +99,16 @@ class Commit:
         for kind, tensors in self.snapshot.sections.items():
             mine = {name: (local, box) for name, local in tensors.items() if (box := local.written(name in self.differing)) is not None}
             name = layout.shard_name(kind, self.rank, self.world_size)
-            sizes[name] = self.write_shard(name, mine)
-            boxes[kind] = {name: [box.offsets, box.sizes] for name, (_, box) in mine.items()}
+            written = self.write_shard(name, mine)
+            sizes[name] = (written.bytes, written.digest)
+            boxes[kind] = {label: [box.offsets, box.sizes, written.tensors[label]] for label, (_, box) in mine.items()}
         name = layout.random_name(self.rank)
         with files.Writer(self.temporary / name) as out:
             out.write(self.snapshot.random)
         sizes[name] = (out.bytes, out.digest)
         return {"files": sizes, "boxes": boxes}
 
-    def write_shard(self, name: str, mine: dict[str, tuple[LocalTensor, Box]]) -> tuple[int, str]:
+    def write_shard(self, name: str, mine: dict[str, tuple[LocalTensor, Box]]) -> safetensors_file.Written:
         """One safetensors file, recorded in the ledger."""
         tensors = {label: local.slice(box) for label, (local, box) in mine.items()}
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
@@ -140,7 +141,7 @@ class Commit:
             pieces = []
             for rank, vote in enumerate(written):
                 if box := vote["boxes"][kind].get(local.name):
-                    pieces.append(Piece(layout.shard_name(kind, rank, self.world_size), Box(tuple(box[0]), tuple(box[1]))))
+                    pieces.append(Piece(layout.shard_name(kind, rank, self.world_size), Box(tuple(box[0]), tuple(box[1])), box[2]))
             return TensorEntry(local.dtype, local.shape, tuple(pieces), parameter, key)
 
         taken, state = self.snapshot, self.snapshot.optimizer

@@ -66,7 +66,7 @@ class Plan:
             wanted = set(group["parameters"])
             found = next((other for other in left if {self.names[name] for name in other["parameters"]} == wanted), None)
             if found is None:
-                raise CheckpointError(f"group {index} of the optimizer ({_some(sorted(wanted))}) has no counterpart in the checkpoint; put "
+                raise CheckpointError(f"group {index} of the optimizer ({some(sorted(wanted))}) has no counterpart in the checkpoint; put "
                                       "the same parameters together as in the run that saved it")
             left.remove(found)
             match[index] = found
@@ -127,10 +127,10 @@ def _match_names(manifest: Manifest, model: ModelState) -> dict[str, str]:
     saved = manifest.model.keys() | manifest.aliases.keys()
     mine = model.tensors.keys() | model.aliases.keys()
     if missing := sorted(mine - saved):
-        raise CheckpointError(f"the checkpoint lacks {len(missing)} tensors of the model: {_some(missing)}; load it into the model that "
+        raise CheckpointError(f"the checkpoint lacks {len(missing)} tensors of the model: {some(missing)}; load it into the model that "
                               "was saved")
     if unexpected := sorted(saved - mine):
-        raise CheckpointError(f"the checkpoint has {len(unexpected)} tensors that the model lacks: {_some(unexpected)}; load it into the "
+        raise CheckpointError(f"the checkpoint has {len(unexpected)} tensors that the model lacks: {some(unexpected)}; load it into the "
                               "model that was saved")
     names = {}
     for name in manifest.model:
@@ -166,5 +166,6 @@ def _new_state(entry: TensorEntry, parameter: torch.Tensor, options: dict) -> to
     return torch.empty(entry.shape, dtype=dtype, device="cpu" if host else local.device)
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first five of the names, and how many more there are."""
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +73,12 @@ def file_names(world_size: int, optimizer: bool) -> set[str]:
     return shards | {random_name(rank) for rank in range(world_size)}
 
 
+def plain_name(name: object, suffix: str) -> bool:
+    """True for a file name that is safe in any directory on any system: no path, no hidden file, no stream, and the right ending."""
+    return (type(name) is str and name.endswith(suffix) and len(name.encode("utf-8", "surrogatepass")) <= 255
+            and not name.startswith(".") and not any(letter in '/\\:*?"<>|' or ord(letter) < 32 for letter in name))
+
+
 def names_in(directory: Path) -> set[str]:
     """The names in a directory, hidden ones left out (file managers and network file systems leave such)."""
     return {entry.name for entry in directory.iterdir() if not entry.name.startswith(".")}
@@ -107,6 +114,21 @@ class Box:
         _, begin, size = chunk_rows(self.sizes[dimension], parts, index)
         replace = lambda values, value: (*values[:dimension], value, *values[dimension + 1:])  # noqa: E731
         return Box(replace(self.offsets, self.offsets[dimension] + begin), replace(self.sizes, size))
+
+    def blocks(self, limit: int) -> Iterator[Box]:
+        """Boxes of at most `limit` elements that make up this one, in row-major order: their bytes follow one another.
+
+        >>> [block.sizes for block in Box.whole((5, 3)).blocks(6)]
+        [(2, 3), (2, 3), (1, 3)]
+        """
+        if self.volume <= limit:
+            yield self
+            return
+        dimension = next(d for d, length in enumerate(self.sizes) if length > 1)
+        rows = max(1, limit * self.sizes[dimension] // self.volume)
+        parts = -(-self.sizes[dimension] // rows)
+        for index in range(parts):
+            yield from self.cut(dimension, parts, index).blocks(limit)
 
     def overlap(self, other: Box) -> Box | None:
         """The elements that both hold; None when there are none."""

@@ -18,16 +18,20 @@ from .layout import Box
 from .safetensors_file import DTYPES
 
 FORMAT = "fsdp_ref checkpoint"
-VERSION = 1
+VERSION = 2
 LIMIT = 256 << 20        # bytes of a manifest; a thousand times what a large model needs
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a tensor and the file it lies in, under the tensor's name."""
+    """A part of a tensor and the file it lies in, under the tensor's name.
+
+    `digest` is that of its bytes. The file's digest decides whether a file is whole; this one tells which tensor is damaged.
+    """
 
     file: str
     box: Box
+    digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class TensorEntry:
 
     def to_json(self) -> dict:
         owner = {"parameter": self.parameter, "key": self.key} if self.parameter else {}
-        chunks = [{"file": p.file, "offsets": list(p.box.offsets), "sizes": list(p.box.sizes)} for p in self.pieces]
+        chunks = [{"file": p.file, "offsets": list(p.box.offsets), "sizes": list(p.box.sizes), "digest": p.digest} for p in self.pieces]
         return {**owner, "dtype": self.dtype, "shape": list(self.shape), "chunks": chunks}
 
     @property
@@ -213,8 +217,8 @@ def _tensor(value: dict, owned: bool) -> TensorEntry:
         raise ValueError(f"the type {str(value['dtype'])[:40]!r} is unknown")
     pieces = []
     for chunk in value["chunks"]:
-        _fields(chunk, {"file", "offsets", "sizes"}, "a chunk")
-        pieces.append(Piece(_text(chunk["file"]), Box(_naturals(chunk["offsets"]), _naturals(chunk["sizes"]))))
+        _fields(chunk, {"file", "offsets", "sizes", "digest"}, "a chunk")
+        pieces.append(Piece(_text(chunk["file"]), Box(_naturals(chunk["offsets"]), _naturals(chunk["sizes"])), _text(chunk["digest"])))
     owner = (_text(value["parameter"]), _text(value["key"])) if owned else ("", "")
     return TensorEntry(value["dtype"], _naturals(value["shape"]), tuple(pieces), *owner)
 

@@ -46,8 +46,8 @@ def plan(tensors: dict[str, TensorEntry], targets: dict[str, LocalTensor]) -> di
     return jobs
 
 
-def fill(step_dir: Path, jobs: dict[str, list[Job]]) -> int:
-    """Do the jobs; returns the number of bytes read.
+def fill(step_dir: Path, jobs: dict[str, list[Job]], headers: dict[str, safetensors_file.Header] | None = None) -> int:
+    """Do the jobs; returns the number of bytes read. `headers`: those of the files, where the caller has read them already.
 
     Raises:
         CheckpointError: a file changed since it was verified.
@@ -57,7 +57,7 @@ def fill(step_dir: Path, jobs: dict[str, list[Job]]) -> int:
         path = step_dir / name
         nbytes = sum(job.box.volume * DTYPES[job.target.dtype].itemsize for job in jobs[name])
         with ledger.span(Lane.CHECKPOINT, "read", unit=name, phase="checkpoint", nbytes=nbytes):
-            header = safetensors_file.read_header(path)
+            header = headers[name] if headers else safetensors_file.read_header(path)
             with files.opened(path) as (descriptor, _), torch.no_grad():
                 for job in sorted(jobs[name], key=lambda job: header.entries[job.name].begin):
                     _copy(descriptor, header.start + header.entries[job.name].begin, job, buffer, path)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import uuid
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import CheckpointError
-from . import files, layout
+from . import diagnosis, files, layout
 from .manifest import Manifest
 
 _protected: Path | None = None          # the checkpoint this process was loaded from; never deleted by it
@@ -59,16 +60,29 @@ def check_sizes(step_dir: Path, manifest: Manifest) -> None:
     Raises:
         CheckpointError: the message names the file.
     """
+    for fault in size_faults(step_dir, manifest):
+        raise CheckpointError(fault)
+
+
+def size_faults(step_dir: Path, manifest: Manifest) -> Iterator[str]:
+    """Everything that is wrong with the set of files and their sizes, one sentence each."""
     present = layout.names_in(step_dir) - {layout.MANIFEST}
-    if missing := sorted(manifest.files.keys() - present):
-        raise CheckpointError(f"{step_dir / missing[0]} is missing; restore the checkpoint from a copy or go back to an older one")
-    if extra := sorted(present - manifest.files.keys()):
-        raise CheckpointError(f"{step_dir / extra[0]} does not belong to this checkpoint; move it elsewhere")
-    for name, (size, _) in sorted(manifest.files.items()):
-        with files.opened(step_dir / name) as (_, found):
-            if found != size:
-                raise CheckpointError(f"{step_dir / name} has {found} bytes instead of {size}; restore the checkpoint from a copy or go "
-                                      "back to an older one")
+    for name in sorted(manifest.files.keys() - present):
+        yield f"{step_dir / name} is missing; restore the checkpoint from a copy or go back to an older one"
+    for name in sorted(present - manifest.files.keys()):
+        yield f"{step_dir / name} does not belong to this checkpoint; move it elsewhere"
+    for name in sorted(manifest.files.keys() & present):
+        size = manifest.files[name][0]
+        try:
+            with files.opened(step_dir / name) as (_, found):
+                pass
+        except CheckpointError as error:                     # a link, a directory, a device
+            yield str(error)
+            continue
+        if found != size:
+            lost = f", {diagnosis.cut_off(name, found, manifest)} is cut off" if found < size else ""
+            yield (f"{step_dir / name} has {found} bytes instead of {size}{lost}; restore the checkpoint from a copy or go back to an "
+                   "older one")
 
 
 def sweep(root: Path) -> None:

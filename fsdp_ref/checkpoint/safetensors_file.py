@@ -13,11 +13,13 @@ does not start with `{`. A tensor's name is text, never a path.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import xxhash
 
 from ..errors import CheckpointError
 from . import files
@@ -67,21 +69,26 @@ class Header:
 # -- writing ------------------------------------------------------------------------------------------------------------------
 
 
-def make_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tuple[bytes, list[str]]:
-    """The file's first bytes (length and padded JSON) and the order in which the tensors follow.
+def file_order(dtypes: dict[str, str]) -> list[str]:
+    """The names in the order in which the writer puts the tensors: widest type first, then by name."""
+    return sorted(dtypes, key=lambda name: (-_ORDER[dtypes[name]], name))
+
+
+def make_header(kinds: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str]) -> tuple[bytes, list[str]]:
+    """The file's first bytes (length and padded JSON) and the order in which the tensors follow. `kinds`: name -> (type, shape).
 
     Raises:
-        CheckpointError: a name or a type that the format cannot hold, or a header above 25 MB.
+        CheckpointError: a name that the format cannot hold, or a header above 25 MB.
     """
-    if "__metadata__" in tensors:
+    if "__metadata__" in kinds:
         raise CheckpointError("a tensor cannot be called __metadata__ in a safetensors file; rename the parameter")
-    names = {name: dtype_name(tensor.dtype, name) for name, tensor in tensors.items()}
-    order = sorted(tensors, key=lambda name: (-_ORDER[names[name]], name))
+    order = file_order({name: dtype for name, (dtype, _) in kinds.items()})
     header: dict = {"__metadata__": {name: metadata[name] for name in sorted(metadata)}}
     offset = 0
     for name in order:
-        end = offset + tensors[name].numel() * tensors[name].element_size()
-        header[name] = {"dtype": names[name], "shape": list(tensors[name].shape), "data_offsets": [offset, end]}
+        dtype, shape = kinds[name]
+        end = offset + math.prod(shape) * DTYPES[dtype].itemsize
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
@@ -90,18 +97,38 @@ def make_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> t
     return len(text).to_bytes(8, "little") + text, order
 
 
-def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tuple[int, str]:
-    """Write a new file and flush it to the drive; returns its size in bytes and its digest.
+@dataclass(frozen=True)
+class Written:
+    """A file that was written: its size in bytes, its digest, and the digest of each tensor's bytes."""
+
+    bytes: int
+    digest: str
+    tensors: dict[str, str]
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Written:
+    """Write a new file and flush it to the drive.
 
     The tensors may lie on any device and need not be contiguous; at most one piece of 8 MiB is copied at a time.
     """
-    header, order = make_header(tensors, metadata)
+    kinds = {name: (dtype_name(tensor.dtype, name), tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return write_stream(path, kinds, metadata, lambda name: byte_pieces(tensors[name]))
+
+
+def write_stream(path: Path, kinds: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str],
+                 pieces: Callable[[str], Iterable[memoryview]]) -> Written:
+    """As `write`, for tensors that are not in memory: `pieces(name)` gives a tensor's bytes, in row-major order, when its turn comes."""
+    header, order = make_header(kinds, metadata)
+    digests = {}
     with files.Writer(path) as out:
         out.write(header)
         for name in order:
-            for piece in byte_pieces(tensors[name]):
+            state = xxhash.xxh3_128()
+            for piece in pieces(name):
                 out.write(piece)
-    return out.bytes, out.digest
+                state.update(piece)
+            digests[name] = f"xxh3-128:{state.hexdigest()}"
+    return Written(out.bytes, out.digest, digests)
 
 
 def byte_pieces(tensor: torch.Tensor, limit: int = files.PIECE) -> Iterator[memoryview]:

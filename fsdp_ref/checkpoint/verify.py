@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import ledger
 from ..errors import CheckpointError
 from ..ledger import Lane
-from . import files, layout, random_state, retention, safetensors_file
+from . import diagnosis, files, layout, random_state, retention, safetensors_file
 from .jsontext import parse
 from .manifest import Manifest
 
@@ -26,6 +26,25 @@ def verify(step_dir: str | os.PathLike) -> None:
     examine(Path(step_dir))
 
 
+def damages(step_dir: str | os.PathLike) -> list[str]:
+    """Everything that is wrong with a checkpoint, one sentence each, not only the first thing; empty when it is whole."""
+    step_dir = Path(step_dir)
+    try:
+        manifest = Manifest.read(step_dir)
+        found = list(retention.size_faults(step_dir, manifest))
+        for name in sorted(manifest.files):
+            if not any(fault.startswith(f"{step_dir / name} ") for fault in found):
+                try:
+                    _examine_file(step_dir / name, manifest)
+                except CheckpointError as error:
+                    found.append(str(error))
+        return found
+    except CheckpointError as error:
+        return [str(error)]
+    except OSError as error:
+        return [_unreadable(error, step_dir)]
+
+
 def examine(step_dir: Path, share: int = 0, shares: int = 1) -> Manifest:
     """The manifest of a checkpoint, after checking the files whose turn it is: number `share`, `share + shares`, ... by name."""
     try:
@@ -36,15 +55,18 @@ def examine(step_dir: Path, share: int = 0, shares: int = 1) -> Manifest:
                 _examine_file(step_dir / name, manifest)
         return manifest
     except OSError as error:
-        raise CheckpointError(f"{error.filename or step_dir} cannot be read ({error.strerror}); restore the checkpoint from a copy or go "
-                              "back to an older one") from error
+        raise CheckpointError(_unreadable(error, step_dir)) from error
+
+
+def _unreadable(error: OSError, step_dir: Path) -> str:
+    return f"{error.filename or step_dir} cannot be read ({error.strerror}); restore the checkpoint from a copy or go back to an older one"
 
 
 def _examine_file(path: Path, manifest: Manifest) -> None:
     size, digest = manifest.files[path.name]
     if files.digest_file(path) != (size, digest):
-        raise CheckpointError(f"{path} is damaged: its bytes do not give the digest that was noted when it was written; restore the "
-                              "checkpoint from a copy or go back to an older one")
+        raise CheckpointError(f"{path} is damaged: {diagnosis.changed(path, manifest)} does not give the digest that was noted when it was "
+                              "written; restore the checkpoint from a copy or go back to an older one")
     rank = layout.rank_of(path.name)
     if path.name == layout.random_name(rank):
         random_state.read(path, manifest.step, rank)

@@ -57,7 +57,7 @@ MANIFEST = {
     "a larger world": lambda v: v.update(world_size=3),
     "an enormous world": lambda v: v.update(world_size=2**62),
     "no world": lambda v: v.update(world_size=0),
-    "a later format": lambda v: v.update(format_version=2),
+    "a later format": lambda v: v.update(format_version=3),
     "another format": lambda v: v.update(format="something else"),
     "an unknown entry": lambda v: v.update(surprise=1),
     "a missing entry": lambda v: v.pop("loader"),
@@ -100,10 +100,10 @@ def test_rows_that_no_file_or_two_files_hold(step_dir, target, doubled):
     else:
         del tensors["bias"]
     path.unlink()
-    size, digest = safetensors_file.write(path, tensors, {**header.metadata, "DCP_SHARDING_INFO": json.dumps(sharding)})
+    written = safetensors_file.write(path, tensors, {**header.metadata, "DCP_SHARDING_INFO": json.dumps(sharding)})
 
     def change(value):
-        value["files"][path.name] = {"bytes": size, "digest": digest}
+        value["files"][path.name] = {"bytes": written.bytes, "digest": written.digest}
         if doubled:
             value["model"]["bias"]["chunks"][1]["offsets"] = [2]
         else:
