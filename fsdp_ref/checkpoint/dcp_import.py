@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError
 from . import files, layout, random_state, safetensors_file
+from .commit import shard_metadata
 from .dcp_directory import DcpDirectory
 from .dcp_export import SECTIONS
 from .fit import some
@@ -18,7 +19,6 @@ from .jsontext import encode, parse
 from .layout import Box
 from .manifest import Manifest, OptimizerEntry, Piece, TensorEntry, state_name
 from .publish import new_directory
-from .commit import shard_metadata
 
 
 def from_dcp(dcp_dir: str | os.PathLike, root: str | os.PathLike, *, step: int | None = None, model: str = "model",
