@@ -91,17 +91,22 @@ def make_header(tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> t
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> tuple[int, str]:
-    """Write a new file and flush it to the drive; returns its size in bytes and its digest.
+    """Write a new file and flush it to the drive; returns its size in bytes and its digest. As for `stream`."""
+    with files.Writer(path) as out:
+        stream(out, tensors, metadata)
+    return out.bytes, out.digest
 
-    The tensors may lie on any device and need not be contiguous; at most one piece of 8 MiB is copied at a time.
+
+def stream(out: files.Writer, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    """Write all of a file into `out`.
+
+    The tensors may lie on any device and need not be contiguous; at most one piece of 1 MiB is copied at a time.
     """
     header, order = make_header(tensors, metadata)
-    with files.Writer(path) as out:
-        out.write(header)
-        for name in order:
-            for piece in byte_pieces(tensors[name]):
-                out.write(piece)
-    return out.bytes, out.digest
+    out.write(header)
+    for name in order:
+        for piece in byte_pieces(tensors[name]):
+            out.write(piece)
 
 
 def byte_pieces(tensor: torch.Tensor, limit: int = files.PIECE) -> Iterator[memoryview]:
