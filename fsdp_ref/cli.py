@@ -42,10 +42,13 @@ def checkpoint(argv: list[str]) -> int:
 def bench(argv: list[str]) -> int:
     """Compare with torch's own, side by side."""
     p = Parser(prog="fsdp-ref bench", description="Side-by-side benchmarks.", add_help=not argv or argv[0] in ("-h", "--help"))
-    p.add_argument("what", choices=("engine",), metavar="engine", help="this engine beside torch.distributed.fsdp.fully_shard")
-    p.parse_args(argv[:1])
-    from .bench import engine
-    return engine.main(argv[1:])
+    p.add_argument("what", choices=("engine", "checkpoint"), metavar="engine|checkpoint",
+                   help="this engine beside torch.distributed.fsdp.fully_shard; saving and loading beside torch.distributed.checkpoint")
+    if p.parse_args(argv[:1]).what == "engine":
+        from .bench import engine as command
+    else:
+        from .bench import checkpoint as command
+    return command.main(argv[1:])
 
 
 def doctor(argv: list[str]) -> int:

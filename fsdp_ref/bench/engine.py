@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> int:
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """All figures, as --json writes them. `args`: the checked options."""
     shape = Shape(args.dim, args.layers, args.batch, args.context)
-    machine = processes.run(_describe, args.ranks, args.device)
+    machine = processes.run(describe, args.ranks, args.device)
     options = {name: getattr(args, name) for name in (*LEAST_ONE, "device", "only", "contenders", "link_ratio")}
     result = {"format": "fsdp_ref bench engine 1", "machine": machine, "options": options, "parameters": shape.config.parameters()}
     if "time" in args.only:
@@ -70,7 +70,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def _describe(here: world.World) -> dict[str, Any]:
+def describe(here: world.World) -> dict[str, Any]:
     """The machine as a rank sees it. Nothing that names it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {"device": here.device.type, "gpu": torch.cuda.get_device_name(here.device) if here.device.type == "cuda" else None,

@@ -39,14 +39,14 @@ def measure(here: World, key: str, shape: Shape) -> list[int]:
     """Bytes of the peak above the start, one number a rank."""
     step_of(key, TINY, here.device)()
     gc.collect()
-    before = _start(here.device)
+    before = start(here.device)
     step = step_of(key, shape, here.device)
     for _ in range(STEPS):
         step()
-    return collectives.gather_json(max(0, _peak(here.device) - before))
+    return collectives.gather_json(max(0, peak(here.device) - before))
 
 
-def _start(device: torch.device) -> int:
+def start(device: torch.device) -> int:
     """Bytes in use now; from now on the peak counts."""
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -57,7 +57,8 @@ def _start(device: torch.device) -> int:
     return psutil.Process().memory_info().rss
 
 
-def _peak(device: torch.device) -> int:
+def peak(device: torch.device) -> int:
+    """Bytes of the peak since `start`."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated()
     if sys.platform == "linux":

@@ -24,7 +24,8 @@ from .. import errors, world
 from ..errors import FsdpRefError, RankError
 
 METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-PRELOAD = ["torch.distributed.fsdp", "torch._dynamo", "fsdp_ref.bench.speed", "fsdp_ref.bench.memory", "fsdp_ref.bench.link"]
+PRELOAD = ["torch.distributed.fsdp", "torch._dynamo", "fsdp_ref.bench.speed", "fsdp_ref.bench.memory", "fsdp_ref.bench.link",
+           "fsdp_ref.bench.storage"]
 REPORT = "error.json"
 
 

@@ -94,26 +94,32 @@ class Commit:
                           "saved, so that a resumed run may differ from this one", stacklevel=5)
 
     def write(self) -> dict:
-        """Stage 2: this rank's files. Returns their sizes and digests, and the boxes in them."""
-        sizes, boxes = {}, {}
-        for kind, tensors in self.snapshot.sections.items():
-            mine = {name: (local, box) for name, local in tensors.items() if (box := local.written(name in self.differing)) is not None}
-            name = layout.shard_name(kind, self.rank, self.world_size)
-            written = self.write_shard(name, mine)
-            sizes[name] = (written.bytes, written.digest)
-            boxes[kind] = {label: [box.offsets, box.sizes, written.tensors[label]] for label, (_, box) in mine.items()}
-        name = layout.random_name(self.rank)
-        with files.Writer(self.temporary / name) as out:
-            out.write(self.snapshot.random)
-        sizes[name] = (out.bytes, out.digest)
-        return {"files": sizes, "boxes": boxes}
+        """Stage 2: this rank's files. Returns their sizes and digests, and the boxes in them.
 
-    def write_shard(self, name: str, mine: dict[str, tuple[LocalTensor, Box]]) -> safetensors_file.Written:
-        """One safetensors file, recorded in the ledger."""
+        All are written before the first is flushed, so that the drive never waits for bytes while it has a file to finish.
+        """
+        writers: dict[str, files.Writer] = {}
+        boxes = {}
+        with contextlib.ExitStack() as flushed:
+            for kind, tensors in self.snapshot.sections.items():
+                mine = {name: (local, box) for name, local in tensors.items() if (box := local.written(name in self.differing)) is not None}
+                name = layout.shard_name(kind, self.rank, self.world_size)
+                writers[name] = flushed.enter_context(files.Writer(self.temporary / name))
+                digests = self.write_shard(name, writers[name], mine)
+                boxes[kind] = {label: [box.offsets, box.sizes, digests[label]] for label, (_, box) in mine.items()}
+            name = layout.random_name(self.rank)
+            writers[name] = flushed.enter_context(files.Writer(self.temporary / name))
+            writers[name].write(self.snapshot.random)
+            began = ledger.now()
+        ledger.add_event(Lane.CHECKPOINT, "flush", f"rank {self.rank}", "checkpoint", began, ledger.now())
+        return {"files": {name: (out.bytes, out.digest) for name, out in writers.items()}, "boxes": boxes}
+
+    def write_shard(self, name: str, out: files.Writer, mine: dict[str, tuple[LocalTensor, Box]]) -> dict[str, str]:
+        """One safetensors file, recorded in the ledger; returns the digest of each tensor in it."""
         tensors = {label: local.slice(box) for label, (local, box) in mine.items()}
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with ledger.span(Lane.CHECKPOINT, "write", unit=name, phase="checkpoint", nbytes=nbytes):
-            return safetensors_file.write(self.temporary / name, tensors, shard_metadata(mine, self.step, self.rank, self.world_size))
+            safetensors_file.stream(out, tensors, shard_metadata(mine, self.step, self.rank, self.world_size))
 
     def commit(self, written: list[dict]) -> None:
         """Stage 3, rank 0: manifest, flush, rename, flush. A flush that fails after the rename takes the rename back."""

@@ -146,7 +146,7 @@ class _Source:
             mine = {label: (entry, Box.whole(entry.shape)) for label, entry in entries.items()}
             kinds = {label: (entry.dtype, entry.shape) for label, entry in entries.items()}
             pieces = lambda label, kind=kind: safetensors_file.byte_pieces(self.dcp.tensor(self.paths[kind][label]))  # noqa: E731
-            written = safetensors_file.write_stream(directory / name, kinds, shard_metadata(mine, manifest.step, 0, 1), pieces)
+            written = safetensors_file.write_pieces(directory / name, kinds, shard_metadata(mine, manifest.step, 0, 1), pieces)
             manifest.files[name] = (written.bytes, written.digest)
             for label, entry in entries.items():
                 piece = Piece(name, Box.whole(entry.shape), written.tensors[label])

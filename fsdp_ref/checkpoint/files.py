@@ -8,7 +8,9 @@ tensors, steps or ranks, and must never open a path for writing that exists alre
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import os
 import stat
 import sys
@@ -19,7 +21,9 @@ import xxhash
 
 from ..errors import CheckpointError
 
-PIECE = 8 << 20         # bytes that are written, read or digested at a time; the only buffer a save or a load needs
+PIECE = 1 << 20         # bytes that are written, read or digested at a time: few enough to stay in the processor's cache in between
+AHEAD = 8 << 20         # bytes after which the drive is asked to begin: less would make many small requests
+SYNC_FILE_RANGE_WRITE = 2       # linux/fs.h
 
 
 class Files:
@@ -40,6 +44,15 @@ class Files:
     def write_some(self, descriptor: int, data: memoryview) -> int:
         """One write of the system; returns how many bytes it took."""
         return os.write(descriptor, data)
+
+    def begin_flush(self, descriptor: int, offset: int, count: int) -> None:
+        """Ask the drive to begin with bytes that were written, and do not wait. Only a hint: `fsync` decides. Linux alone has it.
+
+        [Note: why the flush begins early] Otherwise the drive idles while a file is copied into memory, and all its work is left to
+        `fsync`. Measured for two files of 128 MiB, six pairs of runs on a busy machine: 0.80 of the time (0.62 to 0.96).
+        """
+        if sys.platform == "linux":
+            _libc().sync_file_range(descriptor, ctypes.c_int64(offset), ctypes.c_int64(count), SYNC_FILE_RANGE_WRITE)
 
     def fsync(self, descriptor: int) -> None:
         """Return when the file's bytes are on the drive."""
@@ -109,6 +122,11 @@ class Files:
         return done
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 _layer = Files()
 
 
@@ -162,7 +180,7 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._path, self._hash = path, xxhash.xxh3_128()
-        self.bytes = 0
+        self.bytes = self._begun = 0
 
     def __enter__(self) -> Writer:
         self._descriptor = _layer.create(self._path)
@@ -174,7 +192,10 @@ class Writer:
             piece = view[begin: begin + PIECE]
             self._hash.update(piece)
             _layer.write(self._descriptor, piece)
-        self.bytes += len(view)
+            self.bytes += len(piece)
+            if self.bytes - self._begun >= AHEAD:
+                _layer.begin_flush(self._descriptor, self._begun, self.bytes - self._begun)
+                self._begun = self.bytes
 
     def __exit__(self, kind, error, trace) -> None:
         try:

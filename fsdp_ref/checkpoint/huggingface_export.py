@@ -101,7 +101,7 @@ class _Export:
         metadata = {alias: name for alias, name in self.manifest.aliases.items() if name in set(names)}
         if "format" in metadata:
             raise CheckpointError("a tensor called 'format' shares another one, and that name is taken in a file's metadata; rename it")
-        safetensors_file.write_stream(path, {name: self.kinds[name] for name in names}, {**metadata, "format": "pt"}, self.pieces)
+        safetensors_file.write_pieces(path, {name: self.kinds[name] for name in names}, {**metadata, "format": "pt"}, self.pieces)
 
     def pieces(self, name: str) -> Iterator[memoryview]:
         """The bytes of one exported tensor."""

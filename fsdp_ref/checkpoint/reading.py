@@ -1,6 +1,7 @@
 """Fill tensors from shards: each rank reads only the bytes that its own boxes need, a piece at a time, straight to their place.
 
-Bytes are copied as bytes, whatever the type, so NaN payloads and -0.0 arrive as they were. The extra memory is one piece of 8 MiB.
+Bytes are copied as bytes, whatever the type, so NaN payloads and -0.0 arrive as they were. Where a run of them lies in the tensor as
+it does in the file, they are read into the tensor itself; elsewhere through a buffer of one piece (1 MiB), the only extra memory.
 This module trusts a manifest that has been checked (`verify.examine`), and never looks at tensors that nobody asked for.
 """
 
@@ -69,14 +70,30 @@ def _copy(descriptor: int, base: int, job: Job, buffer: bytearray, path: Path) -
     """One job. `base`: where in the file the saved piece begins."""
     size = DTYPES[job.target.dtype].itemsize
     strides = _strides(job.piece.sizes, size)
-    for box in _split(job.box, strides, size, len(buffer)):
+
+    def read(view: memoryview, box: Box) -> None:
         begin = base + sum((offset - start) * stride for offset, start, stride in zip(box.offsets, job.piece.offsets, strides, strict=True))
-        count = _span(box, strides, size)
-        view = memoryview(buffer)[:count]
-        if files.layer().read_into(descriptor, view, begin) != count:
+        if files.layer().read_into(descriptor, view, begin) != len(view):
             raise CheckpointError(f"{path} changed while it was loaded; load again before you train on")
+
+    if (place := _place(job, strides, size)) is not None:
+        read(place, job.box)
+        if not job.target.part.is_inference():
+            torch.autograd.graph.increment_version(job.target.part)          # as copy_ does: a backward that needs the old values says so
+        return
+    for box in _split(job.box, strides, size, len(buffer)):
+        count = _span(box, strides, size)
+        read(memoryview(buffer)[:count], box)
         source = torch.frombuffer(buffer, dtype=torch.uint8, count=count).as_strided((*box.sizes, size), (*strides, 1))
         job.target.slice(box).unsqueeze(-1).view(torch.uint8).copy_(source)
+
+
+def _place(job: Job, strides: tuple[int, ...], itemsize: int) -> memoryview | None:
+    """The memory of the job's box, when it is one run of bytes in the file and in the tensor alike; else None."""
+    target = job.target.slice(job.box)
+    if target.device.type != "cpu" or not target.is_contiguous() or _span(job.box, strides, itemsize) != target.numel() * itemsize:
+        return None
+    return memoryview(target.view(-1).view(torch.uint8).numpy())
 
 
 def _strides(sizes: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -107,28 +107,42 @@ class Written:
 
 
 def write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> Written:
-    """Write a new file and flush it to the drive.
+    """Write a new file and flush it to the drive. As for `stream`."""
+    with files.Writer(path) as out:
+        digests = stream(out, tensors, metadata)
+    return Written(out.bytes, out.digest, digests)
 
-    The tensors may lie on any device and need not be contiguous; at most one piece of 8 MiB is copied at a time.
+
+def write_pieces(path: Path, kinds: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str],
+                 pieces: Callable[[str], Iterable[memoryview]]) -> Written:
+    """As `write`, for tensors that are not in memory. As for `stream_pieces`."""
+    with files.Writer(path) as out:
+        digests = stream_pieces(out, kinds, metadata, pieces)
+    return Written(out.bytes, out.digest, digests)
+
+
+def stream(out: files.Writer, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> dict[str, str]:
+    """Write all of a file into `out`; returns the digest of each tensor's bytes.
+
+    The tensors may lie on any device and need not be contiguous; at most one piece of 1 MiB is copied at a time.
     """
     kinds = {name: (dtype_name(tensor.dtype, name), tuple(tensor.shape)) for name, tensor in tensors.items()}
-    return write_stream(path, kinds, metadata, lambda name: byte_pieces(tensors[name]))
+    return stream_pieces(out, kinds, metadata, lambda name: byte_pieces(tensors[name]))
 
 
-def write_stream(path: Path, kinds: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str],
-                 pieces: Callable[[str], Iterable[memoryview]]) -> Written:
-    """As `write`, for tensors that are not in memory: `pieces(name)` gives a tensor's bytes, in row-major order, when its turn comes."""
+def stream_pieces(out: files.Writer, kinds: dict[str, tuple[str, tuple[int, ...]]], metadata: dict[str, str],
+                  pieces: Callable[[str], Iterable[memoryview]]) -> dict[str, str]:
+    """As `stream`, where `pieces(name)` gives a tensor's bytes, in row-major order, when its turn comes."""
     header, order = make_header(kinds, metadata)
     digests = {}
-    with files.Writer(path) as out:
-        out.write(header)
-        for name in order:
-            state = xxhash.xxh3_128()
-            for piece in pieces(name):
-                out.write(piece)
-                state.update(piece)
-            digests[name] = f"xxh3-128:{state.hexdigest()}"
-    return Written(out.bytes, out.digest, digests)
+    out.write(header)
+    for name in order:
+        state = xxhash.xxh3_128()
+        for piece in pieces(name):
+            out.write(piece)
+            state.update(piece)
+        digests[name] = f"xxh3-128:{state.hexdigest()}"
+    return digests
 
 
 def byte_pieces(tensor: torch.Tensor, limit: int = files.PIECE) -> Iterator[memoryview]:

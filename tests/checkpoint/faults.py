@@ -90,7 +90,8 @@ class PowerCut(Faults):
     def create(self, path):
         descriptor = super().create(path)
         self.unflushed[descriptor] = os.dup(descriptor)
-        self.undo.append((path.parent, lambda: os.unlink(path)))
+        parent = os.open(path.parent, os.O_RDONLY)           # still the same directory when that has another name by then
+        self.undo.append((path.parent, lambda: os.unlink(path.name, dir_fd=parent)))
         return descriptor
 
     def fsync(self, descriptor):
