@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from . import files, reading, safetensors_file
+from . import reading, safetensors_file
 from .layout import Box
 from .manifest import TensorEntry
 from .safetensors_file import DTYPES, Header
 from .state import LocalTensor
 
-BLOCK = files.PIECE // 8        # elements of a block: at most 8 MiB of the widest type
+BLOCK = 1 << 20         # elements of a block: at most 8 MiB of the widest type
 
 
 class TensorReader:
