@@ -16,6 +16,8 @@ from .damage import MODEL, OPTIMIZER
 from .support import Schedule, Toy, adamw, sharded, train
 from .test_round_trip import Zoo
 
+pytestmark = pytest.mark.slow
+
 
 def save_toy(rank, size, root, step=2, source=None, change=False):
     """Trained, or loaded from `source` and then, perhaps, changed here and there."""
