@@ -47,17 +47,15 @@ class Victim:
         for name, data in overlay.items():
             assert data != self.good.get(name), f"{name} is not changed at all"
             path = self.step_dir / name
-            if data is None:
-                path.unlink()
-            else:
+            path.unlink(missing_ok=True)                         # a new file is made faster than an old one is written anew
+            if data is not None:
                 path.write_bytes(data)
 
     def mend(self, overlay):
         for name in overlay:
+            (self.step_dir / name).unlink(missing_ok=True)
             if name in self.good:
                 (self.step_dir / name).write_bytes(self.good[name])
-            else:
-                (self.step_dir / name).unlink()
 
 
 def refused(victim, kind, overlay):
