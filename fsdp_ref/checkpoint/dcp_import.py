@@ -153,5 +153,5 @@ class _Source:
                 entries[label] = TensorEntry(entry.dtype, entry.shape, (piece,), entry.parameter, entry.key)
         name = layout.random_name(0)
         with files.Writer(directory / name) as out:
-            out.write(random_state.capture(manifest.step, 0))
+            out.write(random_state.capture(manifest.step, 0, world_size=1))
         manifest.files[name] = (out.bytes, out.digest)

@@ -77,12 +77,27 @@ class Plan:
         return {(name, key): local for name, key, local in self.optimizer.tensors.values()}
 
     def check_state(self) -> None:
-        """State tensors that exist already must have the saved shape and type; the others will be made so."""
+        """State that exists already must have the saved keys, shapes and types; what a fresh optimizer lacks will be made so."""
         have = self.existing()
+        self.check_keys(have)
         for entry in self.manifest.optimizer.tensors.values():
             name = self.names[entry.parameter]
             if (name, entry.key) in have:
                 _same_kind(f"optimizer state {entry.key} of {name}", entry, have[name, entry.key])
+
+    def check_keys(self, have: dict[tuple[str, str], LocalTensor]) -> None:
+        """A parameter that has state on both sides has the same keys on both."""
+        saved: dict[str, set[str]] = {self.names[parameter]: set(values) for parameter, values in self.manifest.optimizer.values.items()}
+        for entry in self.manifest.optimizer.tensors.values():
+            saved.setdefault(self.names[entry.parameter], set()).add(entry.key)
+        mine: dict[str, set[str]] = {name: set(values) for name, values in self.optimizer.values.items()}
+        for name, key in have:
+            mine.setdefault(name, set()).add(key)
+        for name in sorted(saved.keys() & mine.keys()):
+            for key in sorted(saved[name] ^ mine[name]):
+                theirs, ours = ("lacks", "has") if key in mine[name] else ("has", "lacks")
+                raise CheckpointError(f"the checkpoint {theirs} state {key} of {name}, which the optimizer {ours}; build the optimizer as "
+                                      "in the run that saved it")
 
     def fill_optimizer(self, path: Path) -> int:
         """Make what is missing, read the tensors, set values and options; returns the bytes read."""

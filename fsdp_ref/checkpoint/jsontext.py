@@ -15,6 +15,7 @@ import torch
 from ..errors import CheckpointError
 
 WIDTH = 140
+_flat = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode           # made once: json.dumps would make it anew for each call
 _TENSOR_LIMIT = 1024     # elements; a larger tensor belongs into a safetensors file
 
 
@@ -47,12 +48,12 @@ def parse(data: bytes, what: str, *, floats: bool = True) -> object:
 
 def dump(value: object, indent: str = "") -> str:
     """Indented JSON text, without a newline at the end; an object or a list that fits on a line stays on one."""
-    flat = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    flat = _flat(value)
     if len(indent) + len(flat) <= WIDTH or not isinstance(value, (dict, list)):
         return flat
     inner = indent + "  "
     if isinstance(value, dict):
-        rows = [f"{inner}{json.dumps(name, ensure_ascii=False)}: {dump(item, inner)}" for name, item in value.items()]
+        rows = [f"{inner}{_flat(name)}: {dump(item, inner)}" for name, item in value.items()]
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     return "[\n" + ",\n".join(inner + dump(item, inner) for item in value) + f"\n{indent}]"
 

@@ -167,7 +167,11 @@ def state_name(parameter: str, key: str) -> str:
 
 def seal(value: dict) -> bytes:
     """JSON text whose last entry is the digest of the rest."""
-    return (dump({**value, "digest": files.digest_bytes(dump(value).encode())}) + "\n").encode()
+    text = dump(value)
+    digest = files.digest_bytes(text.encode())
+    if text.endswith("\n}"):                                # already one entry a line: the last one is added without writing all anew
+        return f'{text[:-2]},\n  "digest": "{digest}"\n}}\n'.encode()
+    return (dump({**value, "digest": digest}) + "\n").encode()
 
 
 def unseal(value: object, data: bytes) -> dict:
@@ -180,7 +184,7 @@ def unseal(value: object, data: bytes) -> dict:
 
 def _from_json(value: dict, path: Path) -> Manifest:
     """The manifest in `value`. Raises KeyError, TypeError or ValueError where something is of the wrong kind."""
-    if value["format"] != FORMAT or value["format_version"] != VERSION:
+    if value["format"] != FORMAT or _natural(value["format_version"]) != VERSION:
         raise CheckpointError(f"the format is {value['format']!r} version {value['format_version']!r} and this package reads {FORMAT!r} "
                               f"version {VERSION}; use the version of fsdp_ref that wrote it")
     expected = {"format", "format_version", "step", "world_size", "scheduler", "loader", "extra", "files", "aliases", "model", "optimizer"}

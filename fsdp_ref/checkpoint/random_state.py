@@ -15,20 +15,21 @@ import torch
 import xxhash
 
 from ..errors import CheckpointError
-from . import files
+from . import files, votes
 from .jsontext import parse
 from .manifest import seal, unseal
 
 LIMIT = 64 << 20         # bytes of a file of random states
 
 
-def capture(step: int, rank: int) -> bytes:
-    """This rank's random state, as the bytes of its file."""
+def capture(step: int, rank: int, world_size: int | None = None) -> bytes:
+    """This rank's random state, as the bytes of its file. `world_size`: of the checkpoint; by default the number of ranks there are."""
     version, words, cached = random.getstate()
     kind, keys, position, has_cached, cached_number = np.random.get_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
     return seal({
-        "format": "fsdp_ref random state", "format_version": 1, "step": step, "rank": rank,
+        "format": "fsdp_ref random state", "format_version": 2, "step": step, "rank": rank,
+        "world_size": votes.world_size() if world_size is None else world_size,
         "python": {"version": version, "words": _hex(np.array(words, np.uint32)), "cached": cached},
         "numpy": {"kind": kind, "keys": _hex(keys), "position": int(position), "has_cached": int(has_cached),
                   "cached": float(cached_number)},
@@ -37,8 +38,8 @@ def capture(step: int, rank: int) -> bytes:
     })
 
 
-def read(path: Path, step: int, rank: int) -> dict:
-    """The random state in a file, checked as far as it can be without setting it.
+def read(path: Path, step: int, rank: int, world_size: int | None = None) -> dict:
+    """The random state in a file, checked as far as it can be without setting it. `world_size`: of the checkpoint, where it is known.
 
     Raises:
         CheckpointError: the file is damaged or belongs to another step or rank.
@@ -46,8 +47,11 @@ def read(path: Path, step: int, rank: int) -> dict:
     data = files.read_small(path, LIMIT)
     try:
         state = unseal(parse(data, str(path)), data)
-        if state["format"] != "fsdp_ref random state" or (state["step"], state["rank"]) != (step, rank):
-            raise CheckpointError(f"it holds step {state['step']} of rank {state['rank']} and not step {step} of rank {rank}")
+        found = [state["format"], state["step"], state["rank"], state["world_size"]]
+        wanted = ["fsdp_ref random state", step, rank, state["world_size"] if world_size is None else world_size]
+        if found != wanted or any(type(number) is not int for number in found[1:]):
+            raise CheckpointError(f"it holds step {found[1]} of rank {found[2]} of {found[3]} and not step {step} of rank {rank} of "
+                                  f"{wanted[3]}")
         _decode(state)
         return state
     except CheckpointError as error:

@@ -85,8 +85,7 @@ class LocalTensor:
         if not self.replicas or (differs and self.replica):
             return None
         if not self.shape or Box.whole(self.shape).volume == 0:
-            first = self.replica == 0 and not any(self.box.offsets) and self.box.sizes == self.shape
-            return self.box if first else None
+            return self.box if self.replica == 0 and not any(self.box.offsets) else None
         share = self.box if differs else self.box.cut(0, self.replicas, self.replica)
         return share if share.volume else None
 

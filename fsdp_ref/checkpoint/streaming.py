@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from . import files, reading, safetensors_file
+from . import reading, safetensors_file
 from .layout import Box
 from .manifest import TensorEntry
 from .safetensors_file import DTYPES, Header
 from .state import LocalTensor
 
-BLOCK = files.PIECE // 8        # elements of a block: at most 8 MiB of the widest type
+BLOCK = 1 << 20         # elements of a block: at most 8 MiB of the widest type
 
 
 class TensorReader:
@@ -50,7 +50,11 @@ def convert(block: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool
     if block.dtype == dtype:
         return block, False
     converted = block.to(dtype)
-    return converted, bool((block.double().isfinite() & ~converted.double().isfinite()).any())
+    return converted, bool((_finite(block) & ~_finite(converted)).any())
+
+
+def _finite(block: torch.Tensor) -> torch.Tensor:
+    return (block.float() if block.element_size() == 1 else block).isfinite()               # torch has no isfinite for 8-bit floats
 
 
 def as_bytes(block: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from .. import ledger
 from ..errors import CheckpointError
 from ..ledger import Lane
 from . import diagnosis, files, layout, random_state, retention, safetensors_file
-from .jsontext import parse
+from .jsontext import dump, parse
 from .manifest import Manifest
 
 
@@ -87,7 +87,7 @@ def _examine_file(path: Path, manifest: Manifest, digests: bool) -> None:
                               "written; restore the checkpoint from a copy or go back to an older one")
     rank = layout.rank_of(path.name)
     if path.name == layout.random_name(rank):
-        random_state.read(path, manifest.step, rank)
+        random_state.read(path, manifest.step, rank, manifest.world_size)
         return
     kind = path.name.split("-")[0]
     _examine_shard(path, rank, manifest.sections()[kind], manifest)
@@ -99,7 +99,7 @@ def _examine_shard(path: Path, rank: int, tensors: dict, manifest: Manifest) -> 
     expected = {name: (entry, piece.box) for name, entry in tensors.items() for piece in entry.pieces if piece.file == path.name}
     if odd := sorted(expected.keys() ^ header.entries.keys()):
         raise CheckpointError(f"{path} and the manifest differ about tensor {odd[0]}; restore the checkpoint from a copy")
-    facts = {"step": manifest.step, "rank": rank, "world_size": manifest.world_size}
+    facts = {"step": manifest.step, "rank": rank, "world_size": manifest.world_size, "format": "pt", "DCP_VERSION": "1.0"}
     for name, value in facts.items():
         if header.metadata.get(name) != str(value):
             raise CheckpointError(f"{path} says it is of {name} {header.metadata.get(name)} and not {value}, it belongs elsewhere; restore "
@@ -108,8 +108,8 @@ def _examine_shard(path: Path, rank: int, tensors: dict, manifest: Manifest) -> 
     offsets = _table(header.metadata, "DCP_SHARDING_INFO", path)
     for name, (entry, box) in expected.items():
         held = header.entries[name]
-        said = (held.dtype, held.shape, shapes.get(name), offsets.get(name))
-        if said != (entry.dtype, box.sizes, list(entry.shape), {"saved_offsets": list(box.offsets)}):
+        said = (held.dtype, held.shape, dump([shapes.get(name), offsets.get(name)]))               # as text: false is not 0 there
+        if said != (entry.dtype, box.sizes, dump([list(entry.shape), {"saved_offsets": list(box.offsets)}])):
             raise CheckpointError(f"{path} and the manifest differ about type, shape or place of tensor {name}; restore the checkpoint "
                                   "from a copy")
 

@@ -16,6 +16,8 @@ from .damage import MODEL, OPTIMIZER
 from .support import Schedule, Toy, adamw, sharded, train
 from .test_round_trip import Zoo
 
+pytestmark = pytest.mark.slow
+
 
 def save_toy(rank, size, root, step=2, source=None, change=False):
     """Trained, or loaded from `source` and then, perhaps, changed here and there."""
@@ -91,7 +93,7 @@ def test_the_newest_of_a_folder(two, tmp_path, capsys):
 # -- verify -------------------------------------------------------------------------------------------------------------------
 
 
-def test_verify_names_the_tensor_behind_every_byte(copy, capsys):
+def test_f3_verify_names_the_tensor_behind_every_byte(copy, capsys):
     """Each byte of each shard in turn (in strides): a flipped bit is told with the tensor that lies there, by the library's header."""
     assert run(capsys, "verify", copy)[:2] == (0, f"{copy} is whole: every file has the size and the digest that its manifest states\n")
     for name in (MODEL.format(0), MODEL.format(1), OPTIMIZER.format(1)):

@@ -1,7 +1,6 @@
 """Whatever is wrong with the files, it is refused by name, nothing outside is opened, and no bit in memory changes."""
 
 import os
-import random
 import shutil
 import sys
 
@@ -24,39 +23,6 @@ def test_the_good_one_loads(step_dir, target):
     report = checkpoint.load(step_dir, model=model, optimizer=optimizer)
     assert support.everything(model, optimizer) == crashing.expected(2) and report.skipped == ("loader",)
     edit(step_dir, lambda value: None)                           # sealing it again changes nothing
-    checkpoint.verify(step_dir)
-
-
-def test_hundreds_of_random_corruptions(good, tmp_path, target):
-    """Flips, truncations, zeroed stretches, garbage appended: in every file in turn."""
-    dice = random.Random(11)
-    victims = sorted(os.listdir(good))
-    assert len(victims) == 7
-    step_dir = tmp_path / STEP
-    shutil.copytree(good, step_dir)
-    for number in range(350):
-        victim = step_dir / victims[number % len(victims)]
-        original = victim.read_bytes()
-        data = bytearray(original)
-        place = dice.randrange(len(data))
-        kind = dice.choice(("flip", "flip", "truncate", "zero", "append", "swap"))
-        if kind == "flip":
-            data[place] ^= 1 << dice.randrange(8)
-        elif kind == "truncate":
-            del data[place:]
-        elif kind == "zero":
-            data[place:place + 16] = b"\xaa" * len(data[place:place + 16])
-        elif kind == "append":
-            data += bytes([dice.randrange(256)])
-        else:
-            other = dice.randrange(len(data))
-            data[place], data[other] = data[other], data[place]
-        if data == original:
-            continue
-        victim.write_bytes(data)
-        message, _ = refuse(step_dir, target)
-        assert victim.name in message, (kind, message)
-        victim.write_bytes(original)
     checkpoint.verify(step_dir)
 
 

@@ -27,7 +27,7 @@ from . import support
 from .support import Schedule, Toy, adamw, everything, sharded, train
 from .test_round_trip import Zoo
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 
 def states(model, optimizer):

@@ -63,6 +63,13 @@ def wide_moments(model):
     return optimizer
 
 
+def more_moments(model):
+    optimizer = adamw(model)
+    train(model, optimizer, 1)
+    optimizer.state[model.embed]["max_exp_avg_sq"] = torch.zeros(5, 6)
+    return optimizer
+
+
 def strangers(model):
     return torch.optim.AdamW(Toy().parameters())
 
@@ -78,6 +85,7 @@ MISFITS = {
     "groups": (None, other_groups, "group 0 of the optimizer .* has no counterpart"),
     "class": (None, lambda model: torch.optim.SGD(model.parameters(), lr=1.0), "holds the state of AdamW and the optimizer is SGD"),
     "type of a moment": (None, wide_moments, "optimizer state exp_avg of embed has the type F32 in the checkpoint and F64 in memory"),
+    "a moment is missing": (None, more_moments, "the checkpoint lacks state max_exp_avg_sq of embed, which the optimizer has"),
     "parameters of another model": (None, strangers, "parameter number 0 in group 0 of the optimizer is not one of the model's"),
 }
 
@@ -90,12 +98,18 @@ def test_misfits(saved, case):
     if change:
         model = change(model)
         optimizer = None
-    loader = Schedule(epoch=5)
-    before = None if case == "meta" else support.model_bits(model)
+    loader, scheduler = Schedule(epoch=5), Schedule(last=9)
+
+    def state():
+        """Everything that a load could change: weights, buffers, moments, options of groups, companions, random state."""
+        tensors = None if case == "meta" else support.model_bits(model)
+        ours = optimizer is not None and case != "parameters of another model"
+        moments = support.optimizer_bits(model, optimizer) if ours else None
+        return tensors, moments, loader.state, scheduler.state, support.random_states()
+    before = state()
     with pytest.raises(CheckpointError, match=match):
-        checkpoint.load(saved, model=model, optimizer=optimizer, loader=loader)
-    assert case == "meta" or support.model_bits(model) == before
-    assert loader.state == {"epoch": 5}
+        checkpoint.load(saved, model=model, optimizer=optimizer, loader=loader, scheduler=scheduler)
+    assert state() == before
 
 
 def test_tied_in_memory_only(tmp_path):

@@ -1,8 +1,6 @@
 """Hugging Face's own loader reads what we export, and what it writes goes straight into shards; a hostile directory goes nowhere."""
 
 import json
-import os
-import sys
 import tracemalloc
 import warnings
 
@@ -18,6 +16,7 @@ from fsdp_ref.errors import CheckpointError, ConfigError
 from ..engine.test_transformers import FAMILIES
 from . import support
 from .memory import Growth
+from .opening import OpenHook, outside
 from .support import Toy, no_warnings, sharded
 from .test_round_trip import Zoo
 
@@ -283,28 +282,6 @@ def two_files(directory, weight_map=None, **fields):
     return write_model(directory, tensors, {"weight": TWO[0], "bias": TWO[1]} if weight_map is None else weight_map, **fields)
 
 
-class OpenHook:
-    """Every path that Python's own open, os.open and os.scandir are given, by an audit hook (which can never be taken away again)."""
-
-    paths: list | None = None
-    installed = False
-
-    def __enter__(self):
-        if not OpenHook.installed:
-            sys.addaudithook(OpenHook.hear)
-            OpenHook.installed = True
-        OpenHook.paths = []
-        return OpenHook.paths
-
-    def __exit__(self, *_):
-        OpenHook.paths = None
-
-    @staticmethod
-    def hear(event, arguments):
-        if OpenHook.paths is not None and event in ("open", "os.scandir") and isinstance(arguments[0], (str, bytes, os.PathLike)):
-            OpenHook.paths.append(os.fsdecode(arguments[0]))
-
-
 def refuse_import(directory, match, model=None):
     """The import raises, opens nothing outside the directory, takes little memory, and changes no bit."""
     model = model or linear(1)
@@ -317,8 +294,7 @@ def refuse_import(directory, match, model=None):
     finally:
         tracemalloc.stop()
     assert support.model_bits(model) == before
-    assert all(os.path.realpath(path) == str(directory) or os.path.dirname(os.path.realpath(path)) == str(directory) for path in opened
-               if not path.endswith((".py", ".pyc")))
+    assert outside(directory, opened) == []
 
 
 HOSTILE = ("../x.safetensors", "/abs.safetensors", "C:\\x.safetensors", "C:x.safetensors", "a/../../x.safetensors", "..\\x.safetensors",

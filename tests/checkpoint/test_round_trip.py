@@ -43,7 +43,7 @@ def load_fresh(rank, size, root, kind="ZeRO-3", stepped=False):
 
 
 @pytest.mark.parametrize("saved_by", SIZES)
-def test_any_world_size_to_any_other(ranks, tmp_path, saved_by):
+def test_b23_any_world_size_to_any_other(ranks, tmp_path, saved_by):
     expected = ranks(saved_by, save_trained, tmp_path)[0]
     for loaded_by in SIZES:
         for state, report, tied in ranks(loaded_by, load_fresh, tmp_path):
@@ -178,7 +178,7 @@ def save_twice(rank, size, root):
     return first, second, before == support.random_states()
 
 
-def test_the_same_state_gives_the_same_bytes_and_draws_nothing(ranks, tmp_path):
+def test_f11_the_same_state_gives_the_same_bytes_and_draws_nothing(ranks, tmp_path):
     for first, second, untouched in ranks(2, save_twice, tmp_path):
         assert support.contents(first) == support.contents(second)
         assert untouched
