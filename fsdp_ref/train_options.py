@@ -66,6 +66,7 @@ class Options:
     max_restarts: int = 0
     save_every: int | str = 100
     mtbf: float | None = None
+    async_save: bool = False
     keep_last: int = 2
     log_every: int = 10
     resume: str | None = None
@@ -142,6 +143,7 @@ def parser() -> Parser:
         "signal stops the run", steps_or_auto, metavar="N|auto")
     add(keeping, "mtbf", "mean time between failures of all machines together, such as 90m, 3h, 2d: the run then says how often to save",
         duration, metavar="TIME")
+    keeping.add_argument("--async-save", action="store_true", help="write checkpoints in the background, from a copy of the state")
     add(keeping, "keep-last", "checkpoints to keep, besides the one the run was resumed from; 0: all")
     add(keeping, "resume", "auto: go on from RUN's newest checkpoint; PATH: from that run or checkpoint; none: from the beginning", str,
         metavar="auto|PATH|none")

@@ -2,6 +2,7 @@
 the log of one that nobody stopped (B31 of the bug reports)."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -136,15 +137,18 @@ def arm(monkeypatch, moment, trainer):
         ring_once(monkeypatch, torch.nn.functional, "cross_entropy", lambda: not trainer.model.training and trainer.step == STEPS)
     elif moment == "log":
         ring_once(monkeypatch, trainer.saver, "due", at(2))
-    elif moment == "save":
+    elif moment in ("save", "background save"):
         monkeypatch.setattr(files, "_layer", Layer([signal.SIGUSR1]))
     elif moment == "save, twice":
         monkeypatch.setattr(files, "_layer", Layer([signal.SIGTERM, signal.SIGTERM]))
+    elif moment == "step during a background save":
+        ring_once(monkeypatch, trainer.loader, "next", at(3))
 
 
-# moment -> the step that is saved: the one under way; none more after a save or an evaluation
+# moment -> the step that is saved: the one under way; none more after a save or an evaluation (None: whatever the thread was overtaken by)
 MOMENTS = {"start": 0, "batch": 1, "forward": 3, "between micro-batches": 4, "backward": 4, "optimizer": 5, "all-reduce of the loss": 2,
-           "evaluation": 3, "last evaluation": 6, "log": 2, "save": 2, "save, twice": 2}
+           "evaluation": 3, "last evaluation": 6, "log": 2, "save": 2, "save, twice": 2,
+           "background save": None, "step during a background save": 3}
 
 
 def one_start(out, stop, resume=None, options=RUN, prepare=None):
@@ -179,17 +183,17 @@ def stopped_at_every_moment(rank, size, home):
     expected = everything(straight.model, straight.optimizer)
     found = {}
     for number, moment in enumerate(MOMENTS):
-        out, victim = home / moment.replace(" ", "-"), number % size
+        out, victim, options = home / moment.replace(" ", "-"), number % size, replace(RUN, async_save="background" in moment)
         with preemption.watch() as stop, pytest.MonkeyPatch.context() as monkeypatch:
             try:
-                one_start(out, stop, prepare=lambda trainer: rank == victim and arm(monkeypatch, moment, trainer))     # noqa: B023
+                one_start(out, stop, options=options, prepare=lambda trainer: rank == victim and arm(monkeypatch, moment, trainer))     # noqa: B023
                 message = ""
             except Preempted as error:
                 message = str(error)
         collectives.barrier()
         at, leftovers = committed(out), [path.name for path in (out / "checkpoints").iterdir() if ".tmp-" in path.name]
         collectives.barrier()
-        again = one_start(out, None, "auto")
+        again = one_start(out, None, "auto", options)
         same = everything(again.model, again.optimizer) == expected
         found[moment] = (message, stop.requested == (rank == victim), at, leftovers, same)
     return found
@@ -200,6 +204,7 @@ def test_b31_a_signal_at_any_moment_saves_one_step_and_the_run_goes_on_bit_for_b
     results = ranks(3, stopped_at_every_moment, tmp_path, limit=240)
     for moment, step in MOMENTS.items():
         every = [2, 4, 6]
+        step = step or int(re.search(r"step (\d)", results[0][moment][0])[1])
         saved = [other for other in every if other < step] + [step]
         for found in results:
             message, victim_alone, at, leftovers, same = found[moment]
