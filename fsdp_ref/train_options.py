@@ -11,6 +11,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
 from .errors import ConfigError
@@ -138,6 +139,11 @@ def parser() -> Parser:
     add(learning, "warmup", "steps until the learning rate is at its highest; it then falls to a tenth along a cosine")
     add(learning, "eval-every", "steps between two looks at the held-out text; 0: only at the end")
     add(learning, "eval-windows", "windows of held-out text to look at")
+    _add_keeping(p, add)
+    return p
+
+
+def _add_keeping(p: Parser, add: Callable[..., None]) -> None:
     keeping = p.add_argument_group("keeping and showing")
     add(keeping, "save-every", "steps between two checkpoints (there is one at the end too); auto: what --mtbf advises; 0: only when a "
         "signal stops the run", steps_or_auto, metavar="N|auto")
@@ -151,7 +157,6 @@ def parser() -> Parser:
     add(keeping, "log-every", "steps between two printed lines (RUN/log.jsonl has every step)")
     add(keeping, "progress", "the progress bar; auto shows it on a terminal", str, choices=("auto", "always", "never"),
         metavar="auto|always|never")
-    return p
 
 
 def parse(argv: list[str]) -> dict:
