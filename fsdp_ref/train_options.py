@@ -32,7 +32,8 @@ examples:
   fsdp-ref train --max-restarts 3 --mtbf 12h --save-every auto      for machines that fail twice a day
   torchrun --nproc-per-node 4 -m fsdp_ref.train         the same ranks, started by torchrun (also on several machines)
 
-SIGTERM or SIGUSR1 to the command, to torchrun or to any one rank ends the step, saves it on all ranks and exits with 75.
+SIGTERM or SIGUSR1 to the command, to torchrun (SIGTERM) or to any one rank: the step under way is finished and saved, and all ranks
+exit with 75 (so does the command; torchrun exits with a code of its own, and with --max-restarts it starts ranks that stopped alone again).
 
 exit codes: 0 done, 2 a wrong argument or text, 3 a rank was lost, 4 a checkpoint cannot be used, 75 stopped by SIGTERM or SIGUSR1
 (go on with --resume auto), 130 stopped by Ctrl-C

@@ -16,8 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TypeVar
 
 import psutil
 import torch
@@ -27,6 +29,7 @@ from . import ledger
 from .errors import ConfigError, RankError, WorldError
 from .meeting import first_line, meet, name_ranks
 
+T = TypeVar("T")
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
 PR_SET_PDEATHSIG = 1    # linux/prctl.h
 GRACE = 3.0             # seconds a failed rank waits for the others to say that they failed too
@@ -148,11 +151,8 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
         return RankError(f"{what} failed: {first_line(error)}")
     here = f"{what} (collective number {sequence} of rank {world.rank})"
     try:
-        world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
-        silent = _await_reports(world)
-        dead = sorted(rank for rank in silent if not _is_alive(world, rank))
-        others = _reports(world, set(range(world.size)) - silent - {world.rank})
-    except Exception:                                     # the store died with the rank that held it
+        silent, dead, others = _within(world.timeout + 2 * GRACE, lambda: _ask_around(world, what, sequence))
+    except Exception:                                     # the store died with the rank that held it, or a cable was pulled
         return RankError(f"{here} failed, and the store in which the others would say why is gone too "
                          f"({first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
     if dead:
@@ -166,6 +166,28 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
         return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the "
                          "same order")
     return RankError(f"{here} failed on every rank: {first_line(error)}")
+
+
+def _ask_around(world: World, what: str, sequence: int) -> tuple[set[int], list[int], dict[int, dict]]:
+    """Tell the others of this failure; returns the ranks that do not answer, those of them that are dead, and what the others say."""
+    world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
+    silent = _await_reports(world)
+    dead = sorted(rank for rank in silent if not _is_alive(world, rank))
+    return silent, dead, _reports(world, set(range(world.size)) - silent - {world.rank})
+
+
+def _within(limit: float, work: Callable[[], T]) -> T:
+    """`work()` in a thread that is given up after `limit` seconds: torch's store may wait for a lost machine as long as TCP does."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="fsdp-ref-ask", daemon=True).start()
+    return future.result(limit)
 
 
 def _await_reports(world: World) -> set[int]:

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from fsdp_ref import collectives, preemption, train_loop, train_run, world
-from fsdp_ref.checkpoint import files
+from fsdp_ref.checkpoint import files, interval
 from fsdp_ref.errors import ConfigError, Preempted
+from fsdp_ref.train_saving import Saver
 
 from ..checkpoint.support import everything
 from .test_loop import SMALL, TEXT
@@ -212,3 +213,29 @@ def test_b31_a_signal_at_any_moment_saves_one_step_and_the_run_goes_on_bit_for_b
             assert (victim_alone, at, leftovers, same) == (True, saved, [], True), moment
         assert exact(tmp_path / moment.replace(" ", "-")) == exact(tmp_path / "straight"), moment
     assert len(exact(tmp_path / "straight")) == STEPS
+
+
+# -- what saves cost --------------------------------------------------------------------------------------------------------------
+
+
+def saving_automatically(rank, size, home):
+    """A run with --save-every auto whose stalls and steps last what the test says; each rank has measured something else."""
+    options = replace(SMALL, ranks=size, steps=40, save_every="auto", mtbf=20.0, keep_last=0, eval_every=0, log_every=100)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Saver, "mean_stall", lambda self: 0.4 if rank else 0.1)
+        monkeypatch.setattr(Saver, "step_seconds", lambda self: 0.5 if rank else 0.25)
+        trainer = one_start(home / "run", None, options=options)
+    return trainer.saver.every, len(trainer.saver.stalls), trainer.saver.summary()
+
+
+@pytest.mark.slow
+def test_automatic_saving_follows_the_slowest_rank_on_all(ranks, tmp_path):
+    results = ranks(2, saving_automatically, tmp_path)
+    best = interval.advise(stall=0.4, step=0.5, mtbf=20.0).steps
+    assert best == 7 and [every for every, *_ in results] == [best] * 2
+    assert committed(tmp_path / "run") == [5, 12, 19, 26, 33, 40]
+    rows = train_run.read_log(tmp_path / "run")
+    assert [row["step"] for row in rows if "save_seconds" in row] == [6, 13, 20, 27, 34]      # the line after each save, but the last
+    for _, count, (cost, advice) in results:
+        assert count == 6 and "saved 6 times: training stood still for " in cost and " % of the time" in cost
+        assert "with a failure every 20 s, saving every " in advice and "wastes least" in advice and "a failure costs about " in advice
