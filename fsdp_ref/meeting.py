@@ -17,23 +17,40 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from .errors import WorldError
+from .errors import Preempted, WorldError
 
 ARRIVAL = 60.0          # seconds that ranks under torchrun wait for the slowest to start
 
 
-def meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool,
-         timeout: float) -> tuple[dist.Store, dist.Store, int]:
+class _Patience:
+    """How long to wait for the others."""
+
+    def __init__(self, seconds: float, give_up: Callable[[], bool]) -> None:
+        self.seconds, self.give_up, self.deadline = seconds, give_up, time.monotonic() + seconds
+
+    def wait_for(self, waiting: set[int]) -> None:
+        """Wait a little; `waiting` are the ranks that have not come."""
+        if self.give_up():
+            raise Preempted("a signal asked the run to stop before its ranks had met; nothing is lost, start it again as before")
+        if time.monotonic() > self.deadline:
+            raise WorldError(f"{name_ranks(waiting)} did not arrive within {self.seconds:g} s; look at the output of "
+                             f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
+        time.sleep(0.02)
+
+
+def meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool, timeout: float,
+         give_up: Callable[[], bool]) -> tuple[dist.Store, dist.Store, int]:
     """Open the store and wait until every rank has written its name there; returns `World`'s `job`, `store` and `restarts`.
 
     `path`: the file to meet in; None: torchrun's store, or nobody else. Under torchrun the wait lasts `ARRIVAL` seconds at least: machines
-    do not import torch equally fast, however short a collective may take.
+    do not import torch equally fast, however short a collective may take. `give_up`: whether to wait no longer, asked again and again.
 
     Raises:
         WorldError: the store cannot be reached, or a rank did not come in time; the message names it.
+        Preempted: `give_up` said so.
     """
     limit, patience = timedelta(seconds=timeout), max(timeout, ARRIVAL) if under_torchrun else timeout
-    deadline = time.monotonic() + patience
+    clock = _Patience(patience, give_up)
     if path is not None:
         store: dist.Store = dist.FileStore(str(Path(path)), size)
     elif under_torchrun:
@@ -51,7 +68,7 @@ def meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: b
     job, restarts, answer = store, 0, None
     if under_torchrun:
         store = dist.PrefixStore("fsdp_ref", job)
-        name, restarts, answer = _session(store, rank, patience, deadline)
+        name, restarts, answer = _session(store, rank, clock)
         store = dist.PrefixStore(name, store)
     store.set(f"rank/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
     waiting = set(range(size))
@@ -60,11 +77,11 @@ def meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: b
         if answer is not None:
             answer(waiting)
         if waiting:
-            _wait_a_little(waiting, patience, deadline)
+            clock.wait_for(waiting)
     return job, store, restarts
 
 
-def _session(store: dist.Store, rank: int, patience: float, deadline: float) -> tuple[str, int, Callable[[set[int]], None] | None]:
+def _session(store: dist.Store, rank: int, clock: _Patience) -> tuple[str, int, Callable[[set[int]], None] | None]:
     """A name that only the ranks of this start know, how often there was a start before, and (rank 0) how to tell the others.
 
     [Note: restarts share a store] torchrun keeps one store through all restarts, and each machine counts restarts by itself
@@ -87,14 +104,7 @@ def _session(store: dist.Store, rank: int, patience: float, deadline: float) -> 
             asked, name, restarts = store.get(f"answer/{rank}").decode().split()
             if asked == question:
                 return name, int(restarts), None
-        _wait_a_little({0}, patience, deadline)
-
-
-def _wait_a_little(waiting: set[int], patience: float, deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise WorldError(f"{name_ranks(waiting)} did not arrive within {patience:g} s; look at the output of "
-                         f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
-    time.sleep(0.02)
+        clock.wait_for({0})
 
 
 def name_ranks(ranks: set[int] | list[int]) -> str:

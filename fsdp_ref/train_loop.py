@@ -51,7 +51,8 @@ def train(options: Options, stop: preemption.Stop | None = None) -> None:
     Raises:
         Preempted: a signal asked some rank to stop; the step that was done is saved.
     """
-    here = world.start(device=options.device, timeout=options.timeout)
+    stop = stop or preemption.Stop()
+    here = world.start(device=options.device, timeout=options.timeout, give_up=lambda: stop.requested)
     if here.size != options.ranks:
         raise ConfigError(f"--ranks is {options.ranks} and {here.size} ranks were started; leave --ranks out under torchrun")
     restarts = max(collectives.gather_json(max(here.restarts, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))))

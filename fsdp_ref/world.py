@@ -90,13 +90,15 @@ def choose_backend(local_size: int, device: str = "auto") -> str:
 
 
 def start(rank: int | None = None, size: int | None = None, *, store: str | os.PathLike | None = None,
-          timeout: float = TIMEOUT, device: str = "auto") -> World:
+          timeout: float = TIMEOUT, device: str = "auto", give_up: Callable[[], bool] = lambda: False) -> World:
     """Join the world and return it; every rank must call this.
 
     With `rank`, `size` and `store` (a path that no file stands at yet, the same on every rank), ranks of one machine meet in
-    that file. Without them the variables of torchrun are read; without those the process is a world of one.
+    that file. Without them the variables of torchrun are read; without those the process is a world of one. `give_up` is asked again
+    and again while ranks are missing.
 
     Raises:
+        Preempted: `give_up` said that nobody need wait any longer.
         WorldError: a rank did not arrive within `timeout` seconds; the message names the ones that did not.
     """
     global _world
@@ -115,7 +117,7 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     home = torch.device("cuda", rank % max(local_size, 1)) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(home)
-    job, meeting, restarts = meet(rank, size, store, under_torchrun, timeout)
+    job, meeting, restarts = meet(rank, size, store, under_torchrun, timeout, give_up)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=meeting, rank=rank, world_size=size,
                                 timeout=timedelta(seconds=timeout))

@@ -4,8 +4,10 @@ ends it with exit code 75, and fewer or more ranks take it up."""
 import signal
 
 import pytest
+import torch
 
-from fsdp_ref import world
+from fsdp_ref import preemption, world
+from fsdp_ref.errors import Preempted
 from fsdp_ref.train_run import checkpoints, read_log
 
 from .commands import STEPS, TINY, TORCHRUN, exact, finish, gone, ranks_of, run_until_past_a_checkpoint, start, steps_done, train, until
@@ -76,8 +78,27 @@ def test_a_signal_while_the_ranks_start_is_heard_as_soon_as_they_can_listen(text
     victim = until(lambda: next((p for p in ranks_of(process) if p.environ().get("RANK") == "0"), None), "the first rank")
     victim.send_signal(signal.SIGTERM)
     code, _, err = finish(process)
-    assert code == 75 and err.count("\n") == 1 and f"fsdp-ref train --out {run} --resume" in err
-    assert steps_done(run) == 0
+    assert code == 75 and err.count("\n") == 1 and "stop" in err and steps_done(run) == 0
+
+
+def waiting_alone(rank, size):
+    """Rank 0 never comes; the other one hears a signal while it waits."""
+    if rank == 0:
+        return None
+    with pytest.MonkeyPatch.context() as monkeypatch, preemption.watch() as stop:
+        world.stop()
+        monkeypatch.setenv("RANK", "1")
+        server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for name, value in {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(server.port),
+                            "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+            monkeypatch.setenv(name, value)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Preempted, match="before its ranks had met"):
+            world.start(give_up=lambda: stop.requested)
+
+
+def test_a_signal_ends_the_wait_for_ranks_that_have_not_come(ranks):
+    ranks(2, waiting_alone)
 
 
 def meet_again(rank, size):
