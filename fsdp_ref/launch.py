@@ -88,12 +88,12 @@ def describe(error: ChildFailedError, out: Path) -> tuple[str, int]:
     for rank, failure in sorted(error.failures.items()):
         if failure.exitcode == RankError.exit_code and "never arrived" in _message(failure):
             return f"rank {rank} stopped with exit code {failure.exitcode}: {_message(failure)}; {_how_to_go_on(out)}", failure.exitcode
-    for rank, failure in sorted(error.failures.items()):
+    for _, failure in sorted(error.failures.items()):
         if failure.exitcode == Preempted.exit_code:
             return _message(failure), failure.exitcode
-        if -failure.exitcode in preemption.SIGNALS:
-            return f"rank {rank} was stopped by {failure.signal_name()} before it could listen; {_how_to_go_on(out)}", Preempted.exit_code
     rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == RankError.exit_code, item[1].timestamp, item[0]))
+    if -failure.exitcode in preemption.SIGNALS:
+        return f"rank {rank} was stopped by {failure.signal_name()} before it could listen; {_how_to_go_on(out)}", Preempted.exit_code
     if failure.exitcode < 0:
         hint = ", the system may have run out of memory" if failure.exitcode == -signal.SIGKILL else ""
         return f"rank {rank} was killed by {failure.signal_name()}{hint}; {_how_to_go_on(out)}", RankError.exit_code

@@ -24,7 +24,7 @@ import torch
 from tqdm import tqdm
 
 from . import checkpoint, collectives, data, errors, ledger, preemption, train_run, world
-from .errors import ConfigError, FsdpRefError, Preempted
+from .errors import ConfigError, FsdpRefError, Preempted, RankError
 from .train_options import Options, as_dict
 from .train_saving import Saver
 from .train_step import PLACEMENTS, Learner
@@ -51,7 +51,8 @@ def train(options: Options, stop: preemption.Stop | None = None) -> None:
     Raises:
         Preempted: a signal asked some rank to stop; the step that was done is saved.
     """
-    here = world.start(device=options.device, timeout=options.timeout)
+    stop = stop or preemption.Stop()
+    here = world.start(device=options.device, timeout=options.timeout, give_up=lambda: stop.requested)
     if here.size != options.ranks:
         raise ConfigError(f"--ranks is {options.ranks} and {here.size} ranks were started; leave --ranks out under torchrun")
     restarts = max(collectives.gather_json(max(here.restarts, int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)))))
@@ -66,9 +67,14 @@ def train(options: Options, stop: preemption.Stop | None = None) -> None:
         trainer.say(f"the ranks were started again (number {restarts}) after one was lost")
     try:
         trainer.run()
+        world.stop()
+    except RankError:
+        raise
+    except FsdpRefError:
+        world.stop()                                         # also waits for a save in the background: it is good
+        raise
     finally:
         trainer.close()
-    world.stop()
 
 
 class Trainer(Learner):
@@ -160,6 +166,7 @@ class Trainer(Learner):
                 self.stopping = self.stop.agreed()           # asked during the save: no second one
         if self.stopping and (self.step < options.steps or self.unfinished):
             self.leave()
+        together(self.saver.finish)
         speed = (self.step - self.start) * options.batch * options.context / (time.perf_counter() - began)
         for line in self.saver.summary():
             self.say(line)
@@ -169,6 +176,7 @@ class Trainer(Learner):
     def leave(self) -> None:
         """Save what is done and end; every rank is here after the same step."""
         self.saver.save(collectives.gather_json(self.unfinished)[0])         # rank 0's line: each has measured other times
+        together(self.saver.finish)
         raise Preempted(f"a signal asked the run to stop; step {self.step} is saved, go on with fsdp-ref train --out {self.out} "
                         "--resume auto")
 

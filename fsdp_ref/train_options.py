@@ -11,6 +11,7 @@ import argparse
 import math
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 
 from .errors import ConfigError
@@ -31,7 +32,8 @@ examples:
   fsdp-ref train --max-restarts 3 --mtbf 12h --save-every auto      for machines that fail twice a day
   torchrun --nproc-per-node 4 -m fsdp_ref.train         the same ranks, started by torchrun (also on several machines)
 
-SIGTERM or SIGUSR1 to the command, to torchrun or to any one rank ends the step, saves it on all ranks and exits with 75.
+SIGTERM or SIGUSR1 to the command, to torchrun (SIGTERM) or to any one rank: the step under way is finished and saved, and all ranks
+exit with 75 (so does the command; torchrun exits with a code of its own, and with --max-restarts it starts ranks that stopped alone again).
 
 exit codes: 0 done, 2 a wrong argument or text, 3 a rank was lost, 4 a checkpoint cannot be used, 75 stopped by SIGTERM or SIGUSR1
 (go on with --resume auto), 130 stopped by Ctrl-C
@@ -66,6 +68,7 @@ class Options:
     max_restarts: int = 0
     save_every: int | str = 100
     mtbf: float | None = None
+    async_save: bool = False
     keep_last: int = 2
     log_every: int = 10
     resume: str | None = None
@@ -137,11 +140,17 @@ def parser() -> Parser:
     add(learning, "warmup", "steps until the learning rate is at its highest; it then falls to a tenth along a cosine")
     add(learning, "eval-every", "steps between two looks at the held-out text; 0: only at the end")
     add(learning, "eval-windows", "windows of held-out text to look at")
+    _add_keeping(p, add)
+    return p
+
+
+def _add_keeping(p: Parser, add: Callable[..., None]) -> None:
     keeping = p.add_argument_group("keeping and showing")
     add(keeping, "save-every", "steps between two checkpoints (there is one at the end too); auto: what --mtbf advises; 0: only when a "
         "signal stops the run", steps_or_auto, metavar="N|auto")
     add(keeping, "mtbf", "mean time between failures of all machines together, such as 90m, 3h, 2d: the run then says how often to save",
         duration, metavar="TIME")
+    keeping.add_argument("--async-save", action="store_true", help="write checkpoints in the background, from a copy of the state")
     add(keeping, "keep-last", "checkpoints to keep, besides the one the run was resumed from; 0: all")
     add(keeping, "resume", "auto: go on from RUN's newest checkpoint; PATH: from that run or checkpoint; none: from the beginning", str,
         metavar="auto|PATH|none")
@@ -149,7 +158,6 @@ def parser() -> Parser:
     add(keeping, "log-every", "steps between two printed lines (RUN/log.jsonl has every step)")
     add(keeping, "progress", "the progress bar; auto shows it on a terminal", str, choices=("auto", "always", "never"),
         metavar="auto|always|never")
-    return p
 
 
 def parse(argv: list[str]) -> dict:

@@ -35,8 +35,8 @@ class Saver:
         self.every = FIRST_SAVE if self.options.save_every == "auto" else self.options.save_every
         self.newest: int | None = None
         self.stalls: list[float] = []
-        self.unreported = 0.0
-        self.restart = 0.0
+        self.on_its_way: checkpoint.AsyncSave | None = None
+        self.unreported = self.restart = 0.0
 
     def begin(self) -> None:
         """Training starts now: what came before is what a restart costs."""
@@ -59,20 +59,31 @@ class Saver:
         checkpoint is of this very step.
 
         Raises:
-            CheckpointError: it could not be written; the older ones are untouched.
+            CheckpointError: it could not be written, or the one before in the background could not; the older ones are untouched.
         """
         learner = self.learner
         if self.newest == learner.step:
             return
         about = {name: value for name, value in as_dict(self.options).items() if name not in ("out", "data")}     # no paths of this machine
         began = time.perf_counter()
-        checkpoint.save(self.home, step=learner.step, model=learner.model, optimizer=learner.optimizer, loader=learner.loader,
-                        extra={"options": about, "unfinished": unfinished}, keep_last=self.options.keep_last or None)
+        save = checkpoint.async_save if self.options.async_save else checkpoint.save
+        saved = save(self.home, step=learner.step, model=learner.model, optimizer=learner.optimizer, loader=learner.loader,
+                     extra={"options": about, "unfinished": unfinished}, keep_last=self.options.keep_last or None)
+        self.on_its_way = saved if self.options.async_save else None
         self.stalls.append(time.perf_counter() - began)
         self.unreported += self.stalls[-1]
         self.newest = learner.step
         if self.options.save_every == "auto":
             self.every = self.agree_on_interval()
+
+    def finish(self) -> None:
+        """Wait on this rank for the save in the background, if there is one.
+
+        Raises:
+            CheckpointError: it failed; the older checkpoints are untouched.
+        """
+        if self.on_its_way is not None:
+            self.on_its_way.wait()
 
     def take_stall(self) -> float:
         """Seconds of saving since this was last asked: what the log's next line reports."""

@@ -10,17 +10,16 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
+from typing import TypeVar
 
 import psutil
 import torch
@@ -28,7 +27,9 @@ import torch.distributed as dist
 
 from . import ledger
 from .errors import ConfigError, RankError, WorldError
+from .meeting import first_line, meet, name_ranks
 
+T = TypeVar("T")
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
 PR_SET_PDEATHSIG = 1    # linux/prctl.h
 GRACE = 3.0             # seconds a failed rank waits for the others to say that they failed too
@@ -89,13 +90,15 @@ def choose_backend(local_size: int, device: str = "auto") -> str:
 
 
 def start(rank: int | None = None, size: int | None = None, *, store: str | os.PathLike | None = None,
-          timeout: float = TIMEOUT, device: str = "auto") -> World:
+          timeout: float = TIMEOUT, device: str = "auto", give_up: Callable[[], bool] = lambda: False) -> World:
     """Join the world and return it; every rank must call this.
 
     With `rank`, `size` and `store` (a path that no file stands at yet, the same on every rank), ranks of one machine meet in
-    that file. Without them the variables of torchrun are read; without those the process is a world of one.
+    that file. Without them the variables of torchrun are read; without those the process is a world of one. `give_up` is asked again
+    and again while ranks are missing.
 
     Raises:
+        Preempted: `give_up` said that nobody need wait any longer.
         WorldError: a rank did not arrive within `timeout` seconds; the message names the ones that did not.
     """
     global _world
@@ -114,12 +117,12 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     home = torch.device("cuda", rank % max(local_size, 1)) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(home)
-    job, meeting, restarts = _meet(rank, size, store, under_torchrun, timeout)
+    job, meeting, restarts = meet(rank, size, store, under_torchrun, timeout, give_up)
     try:
         dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=meeting, rank=rank, world_size=size,
                                 timeout=timedelta(seconds=timeout))
     except Exception as error:
-        raise WorldError(f"rank {rank} could not join the process group ({_first_line(error)}); "
+        raise WorldError(f"rank {rank} could not join the process group ({first_line(error)}); "
                          "run fsdp-ref doctor to see what this machine lacks") from error
     _world = World(rank, size, home, backend, meeting, timeout, job, restarts)
     ledger.set_rank(rank)
@@ -136,73 +139,6 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool,
-          timeout: float) -> tuple[dist.Store, dist.Store, int]:
-    """Open the store and wait until every rank has written its name there; returns `World`'s `job`, `store` and `restarts`."""
-    limit, deadline = timedelta(seconds=timeout), time.monotonic() + timeout
-    if path is not None:
-        store: dist.Store = dist.FileStore(str(Path(path)), size)
-    elif under_torchrun:
-        try:
-            store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
-        except Exception as error:
-            raise WorldError(f"rank {rank} cannot reach the store at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
-                             f"({_first_line(error)}); did all {size} ranks start, and is the port free? "
-                             "torchrun --standalone picks one") from error
-    elif size == 1:
-        store = dist.HashStore()
-    else:
-        raise WorldError(f"{size} ranks need a place to meet; give store=PATH or start them with torchrun")
-    store.set_timeout(limit)
-    job, restarts, answer = store, 0, None
-    if under_torchrun:
-        store = dist.PrefixStore("fsdp_ref", job)
-        name, restarts, answer = _session(store, rank, timeout, deadline)
-        store = dist.PrefixStore(name, store)
-    store.set(f"rank/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-    waiting = set(range(size))
-    while waiting:
-        waiting = {other for other in waiting if not store.check([f"rank/{other}"])}
-        if answer is not None:
-            answer(waiting)
-        if waiting:
-            _wait_a_little(waiting, timeout, deadline)
-    return job, store, restarts
-
-
-def _session(store: dist.Store, rank: int, timeout: float, deadline: float) -> tuple[str, int, Callable[[set[int]], None] | None]:
-    """A name that only the ranks of this start know, how often there was a start before, and (rank 0) how to tell the others.
-
-    [Note: restarts share a store] torchrun keeps one store through all restarts, and each machine counts restarts by itself
-    (TORCHELASTIC_RESTART_COUNT may be 1 here and 0 there), so neither tells this start's entries from those of ranks that died. So rank 0
-    makes a name up, and every other rank asks for it with a question of its own: an answer to a dead rank's question fits nobody.
-    """
-    if rank == 0:
-        name, restarts = uuid.uuid4().hex, store.add("starts", 1) - 1
-
-        def answer(waiting: set[int]) -> None:
-            for other in waiting:
-                if store.check([f"question/{other}"]):
-                    store.set(f"answer/{other}", f"{store.get(f'question/{other}').decode()} {name} {restarts}")
-
-        return name, restarts, answer
-    question = uuid.uuid4().hex
-    store.set(f"question/{rank}", question)
-    while True:
-        if store.check([f"answer/{rank}"]):
-            asked, name, restarts = store.get(f"answer/{rank}").decode().split()
-            if asked == question:
-                return name, int(restarts), None
-        _wait_a_little({0}, timeout, deadline)
-
-
-def _wait_a_little(waiting: set[int], timeout: float, deadline: float) -> None:
-    if time.monotonic() > deadline:
-        raise WorldError(f"{_name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
-                         f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
-    time.sleep(0.02)
-
-
 # -- who is missing? ----------------------------------------------------------------------------------------------------------
 
 
@@ -214,27 +150,46 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
     """
     world = _world
     if world is None:
-        return RankError(f"{what} failed: {_first_line(error)}")
+        return RankError(f"{what} failed: {first_line(error)}")
     here = f"{what} (collective number {sequence} of rank {world.rank})"
     try:
-        world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
-        silent = _await_reports(world)
-        dead = sorted(rank for rank in silent if not _is_alive(world, rank))
-        others = _reports(world, set(range(world.size)) - silent - {world.rank})
-    except Exception:                                     # the store died with the rank that held it
+        silent, dead, others = _within(world.timeout + 2 * GRACE, lambda: _ask_around(world, what, sequence))
+    except Exception:                                     # the store died with the rank that held it, or a cable was pulled
         return RankError(f"{here} failed, and the store in which the others would say why is gone too "
-                         f"({_first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
+                         f"({first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
     if dead:
-        return RankError(f"{_name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
+        return RankError(f"{name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
     if silent:
-        return RankError(f"{_name_ranks(silent)} never arrived at {here} within {world.timeout:g} s; every rank must call the same "
+        return RankError(f"{name_ranks(silent)} never arrived at {here} within {world.timeout:g} s; every rank must call the same "
                          "collectives in the same order")
     astray = {rank: report["what"] for rank, report in others.items() if report["what"] != what}
     if astray:
         told = ", ".join(f"rank {rank} was in {elsewhere}" for rank, elsewhere in sorted(astray.items()))
         return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the "
                          "same order")
-    return RankError(f"{here} failed on every rank: {_first_line(error)}")
+    return RankError(f"{here} failed on every rank: {first_line(error)}")
+
+
+def _ask_around(world: World, what: str, sequence: int) -> tuple[set[int], list[int], dict[int, dict]]:
+    """Tell the others of this failure; returns the ranks that do not answer, those of them that are dead, and what the others say."""
+    world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
+    silent = _await_reports(world)
+    dead = sorted(rank for rank in silent if not _is_alive(world, rank))
+    return silent, dead, _reports(world, set(range(world.size)) - silent - {world.rank})
+
+
+def _within(limit: float, work: Callable[[], T]) -> T:
+    """`work()` in a thread that is given up after `limit` seconds: torch's store may wait for a lost machine as long as TCP does."""
+    future: Future = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="fsdp-ref-ask", daemon=True).start()
+    return future.result(limit)
 
 
 def _await_reports(world: World) -> set[int]:
@@ -260,17 +215,6 @@ def _is_alive(world: World, rank: int) -> bool:
         return card["host"] != socket.gethostname() or psutil.Process(card["pid"]).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def _name_ranks(ranks: set[int] | list[int]) -> str:
-    names = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def _first_line(error: BaseException) -> str:
-    """What a library's error says, without the place in its source and the advice that follows."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]
 
 
 # -- ranks never outlive their parent -----------------------------------------------------------------------------------------

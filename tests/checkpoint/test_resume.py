@@ -72,7 +72,7 @@ CASES = ((1, "adamw", 2), (2, "adamw", 0), (2, "adamw", 2), (3, "adamw", 4), (2,
 
 
 @pytest.mark.parametrize(("size", "kind", "stop"), CASES)
-def test_stopping_changes_nothing(ranks, tmp_path, size, kind, stop):
+def test_b14_b18_stopping_changes_nothing(ranks, tmp_path, size, kind, stop):
     results = ranks(size, resume, tmp_path, kind, stop)
     assert [same for same, _ in results] == [True] * size
     assert len({tuple(losses) for _, losses in results}) == size                    # dropout differs from rank to rank
@@ -94,7 +94,7 @@ def load_random(rank, size, root):
     return first, support.draws(), report.random_state
 
 
-def test_each_rank_gets_its_own_stream_back(ranks, tmp_path):
+def test_b14_each_rank_gets_its_own_stream_back(ranks, tmp_path):
     expected = ranks(3, save_random, tmp_path)
     for rank, (first, again, kind) in enumerate(ranks(3, load_random, tmp_path)):
         assert first == again == expected[rank] and kind == "exact"

@@ -1,13 +1,14 @@
 """The collectives: values, labels, recorded bytes, and the rank named when one is missing."""
 
 import os
+import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from fsdp_ref import collectives, ledger
+from fsdp_ref import collectives, ledger, world
 from fsdp_ref.collectives import Label
 from fsdp_ref.errors import RankError
 
@@ -53,6 +54,21 @@ def test_every_collective_is_recorded_on_every_rank(ranks):
         assert rows["all-gather"].sequence < rows["all-reduce"].sequence
         assert all(e.start <= e.end for e in rows.values())
     assert ledger.Ledger.from_json(book.to_json()) == book
+
+
+def test_a_store_that_does_not_answer_is_given_up(monkeypatch):
+    """The machine that keeps it is cut off: torch would wait for as long as TCP does."""
+    released = threading.Event()
+
+    class Deaf:
+        def set(self, key, value):
+            released.wait(30)
+
+    monkeypatch.setattr(world, "GRACE", 0.1)
+    monkeypatch.setattr(world, "_world", world.World(0, 2, torch.device("cpu"), "gloo", Deaf(), 0.1, Deaf()))
+    told = world.explain_failure(RuntimeError("Timed out"), "all-gather of block 1", 7)
+    assert not released.is_set() and "the store in which the others would say why is gone too (Timed out)" in str(told)
+    released.set()
 
 
 def _absent(rank, world):

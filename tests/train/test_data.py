@@ -155,6 +155,26 @@ def test_three_epochs_stopped_anywhere_go_on_with_the_next_window(stop, ranks):
     assert rest[0].state_dict() == straight.state_dict()
 
 
+@pytest.mark.parametrize("prefetch", [0, 1, 3])
+def test_b17_three_epochs_of_ten_samples_stopped_and_resumed_with_batches_made_ahead(monkeypatch, prefetch):
+    """huggingface/accelerate#2016, huggingface/datasets#7447: what was made ahead and not asked for is not lost."""
+    monkeypatch.setattr(data, "HELD_OUT", 0.25)
+    corpus = numbers(140)                                    # 105 bytes to train on: 10 windows of 10 and the byte after
+    straight = Loader(corpus, context=10, batch=1)
+    assert straight.windows == 10
+    whole = windows_of(straight, 30)
+    assert all(len(set(whole[epoch:epoch + 10])) == 10 for epoch in (0, 10, 20)) and whole[:10] != whole[10:20]
+    for stop in (0, 9, 10, 11, 19, 20):
+        first = Loader(corpus, context=10, batch=1, prefetch=prefetch)
+        begun = windows_of(first, stop)
+        state = first.state_dict()
+        assert (state["epoch"], state["index"]) == divmod(stop, 10)
+        rest = Loader(corpus, context=10, batch=1, prefetch=prefetch)
+        rest.next()                                          # has batches of its own ahead, which must not come
+        rest.load_state_dict(state)
+        assert begun + windows_of(rest, 30 - stop) == whole
+
+
 def test_another_batch_size_goes_on_at_the_same_window():
     corpus = numbers(1500)
     straight = windows_of(Loader(corpus, context=10, batch=1), 60)
@@ -238,6 +258,17 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch):
 def test_a_text_too_small_for_one_window_names_the_part(size, part):
     with pytest.raises(DataError, match=f"its {part} part has .* one window takes 11.*--context"):
         Loader(numbers(size), context=10, batch=1)
+
+
+def test_a_failure_in_the_thread_is_raised_where_the_batch_is_asked_for(monkeypatch):
+    loader = Loader(numbers(1500), context=10, batch=5, prefetch=2)
+    loader.next()
+    monkeypatch.setattr(data, "cut_windows", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(4):
+            loader.next()
+    with pytest.raises(DataError, match="prefetch is -1"):
+        Loader(numbers(1500), context=10, batch=5, prefetch=-1)
 
 
 def test_a_batch_that_the_ranks_cannot_share_is_refused():

@@ -28,6 +28,8 @@ def test_given_then_saved_then_default():
     (["--dim", "100", "--heads", "3"], "--dim 100 .* 3 equal heads"), (["--dropout", "1"], "--dropout is 1.0"),
     (["--dropout", "nan"], "--dropout is nan"), (["--lr", "0"], "--lr is 0.0"), (["--lr", "inf"], "--lr is inf"),
     (["--seed", "-1"], "--seed is -1"), (["--seed", str(2**31)], "--seed"), (["--context", "0"], "--context is 0"),
+    (["--accumulate", "3"], "--accumulate 3 does not divide the 8 windows .*--batch 12"), (["--timeout", "0"], "--timeout is 0.0"),
+    (["--save-every", "auto"], "--save-every auto .*--mtbf"), (["--max-restarts", "-1"], "--max-restarts is -1"),
     (["--save-every", "-1"], "--save-every is -1"), (["--keep-last", "-1"], "--keep-last")])
 def test_what_cannot_work_is_named(argv, named):
     with pytest.raises(ConfigError, match=named):
@@ -36,7 +38,8 @@ def test_what_cannot_work_is_named(argv, named):
 
 @pytest.mark.parametrize("argv, named", [
     (["--rank", "4"], "unrecognized arguments: --rank"), (["--steps", "many"], "invalid int value: 'many'"),
-    (["--strategy", "zero9"], "invalid choice: 'zero9'"), (["extra"], "extra")])
+    (["--mtbf", "soon"], "'soon' is no time"), (["--mtbf=-3h"], "'-3h' is no time"), (["--mtbf", ""], "'' is no time"),
+    (["--save-every", "often"], "'often' is neither"), (["--strategy", "zero9"], "invalid choice: 'zero9'"), (["extra"], "extra")])
 def test_a_mistyped_option_is_one_sentence_that_names_the_help(argv, named):
     with pytest.raises(ConfigError, match=f"{named}.*; see fsdp-ref train --help"):
         parse(argv)
@@ -49,6 +52,16 @@ def test_a_resumed_run_cannot_change_what_its_weights_depend_on(name):
     with pytest.raises(ConfigError, match=f"{flag} is {value + 8} and the run to resume has {value}"):
         complete(parse([flag, str(value + 8)]), train_options.as_dict(Options()))
     assert getattr(complete(parse([flag, str(value)]), {name: value}), name) == value
+
+
+def test_times_have_units():
+    assert [parse(["--mtbf", text])["mtbf"] for text in ("45", "45s", "90m", "1.5h", "2d")] == [45, 45, 5400, 5400, 172800]
+
+
+def test_restarts_are_of_one_start_and_not_inherited():
+    saved = train_options.as_dict(complete(parse(["--max-restarts", "3", "--accumulate", "2", "--timeout", "9"])))
+    options = complete(parse(["--resume", "auto", "--out", "x"]), saved)
+    assert (options.max_restarts, options.accumulate, options.timeout) == (0, 2, 9.0)
 
 
 def test_windows_is_told_about_wsl2(monkeypatch, capsys):

@@ -2,6 +2,7 @@
 the log of one that nobody stopped (B31 of the bug reports)."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,8 +13,9 @@ import pytest
 import torch
 
 from fsdp_ref import collectives, preemption, train_loop, train_run, world
-from fsdp_ref.checkpoint import files
+from fsdp_ref.checkpoint import files, interval
 from fsdp_ref.errors import ConfigError, Preempted
+from fsdp_ref.train_saving import Saver
 
 from ..checkpoint.support import everything
 from .test_loop import SMALL, TEXT
@@ -136,15 +138,18 @@ def arm(monkeypatch, moment, trainer):
         ring_once(monkeypatch, torch.nn.functional, "cross_entropy", lambda: not trainer.model.training and trainer.step == STEPS)
     elif moment == "log":
         ring_once(monkeypatch, trainer.saver, "due", at(2))
-    elif moment == "save":
+    elif moment in ("save", "background save"):
         monkeypatch.setattr(files, "_layer", Layer([signal.SIGUSR1]))
     elif moment == "save, twice":
         monkeypatch.setattr(files, "_layer", Layer([signal.SIGTERM, signal.SIGTERM]))
+    elif moment == "step during a background save":
+        ring_once(monkeypatch, trainer.loader, "next", at(3))
 
 
-# moment -> the step that is saved: the one under way; none more after a save or an evaluation
+# moment -> the step that is saved: the one under way; none more after a save or an evaluation (None: whatever the thread was overtaken by)
 MOMENTS = {"start": 0, "batch": 1, "forward": 3, "between micro-batches": 4, "backward": 4, "optimizer": 5, "all-reduce of the loss": 2,
-           "evaluation": 3, "last evaluation": 6, "log": 2, "save": 2, "save, twice": 2}
+           "evaluation": 3, "last evaluation": 6, "log": 2, "save": 2, "save, twice": 2,
+           "background save": None, "step during a background save": 3}
 
 
 def one_start(out, stop, resume=None, options=RUN, prepare=None):
@@ -179,17 +184,17 @@ def stopped_at_every_moment(rank, size, home):
     expected = everything(straight.model, straight.optimizer)
     found = {}
     for number, moment in enumerate(MOMENTS):
-        out, victim = home / moment.replace(" ", "-"), number % size
+        out, victim, options = home / moment.replace(" ", "-"), number % size, replace(RUN, async_save="background" in moment)
         with preemption.watch() as stop, pytest.MonkeyPatch.context() as monkeypatch:
             try:
-                one_start(out, stop, prepare=lambda trainer: rank == victim and arm(monkeypatch, moment, trainer))     # noqa: B023
+                one_start(out, stop, options=options, prepare=lambda trainer: rank == victim and arm(monkeypatch, moment, trainer))     # noqa: B023
                 message = ""
             except Preempted as error:
                 message = str(error)
         collectives.barrier()
         at, leftovers = committed(out), [path.name for path in (out / "checkpoints").iterdir() if ".tmp-" in path.name]
         collectives.barrier()
-        again = one_start(out, None, "auto")
+        again = one_start(out, None, "auto", options)
         same = everything(again.model, again.optimizer) == expected
         found[moment] = (message, stop.requested == (rank == victim), at, leftovers, same)
     return found
@@ -200,6 +205,7 @@ def test_b31_a_signal_at_any_moment_saves_one_step_and_the_run_goes_on_bit_for_b
     results = ranks(3, stopped_at_every_moment, tmp_path, limit=240)
     for moment, step in MOMENTS.items():
         every = [2, 4, 6]
+        step = step or int(re.search(r"step (\d)", results[0][moment][0])[1])
         saved = [other for other in every if other < step] + [step]
         for found in results:
             message, victim_alone, at, leftovers, same = found[moment]
@@ -207,3 +213,29 @@ def test_b31_a_signal_at_any_moment_saves_one_step_and_the_run_goes_on_bit_for_b
             assert (victim_alone, at, leftovers, same) == (True, saved, [], True), moment
         assert exact(tmp_path / moment.replace(" ", "-")) == exact(tmp_path / "straight"), moment
     assert len(exact(tmp_path / "straight")) == STEPS
+
+
+# -- what saves cost --------------------------------------------------------------------------------------------------------------
+
+
+def saving_automatically(rank, size, home):
+    """A run with --save-every auto whose stalls and steps last what the test says; each rank has measured something else."""
+    options = replace(SMALL, ranks=size, steps=40, save_every="auto", mtbf=20.0, keep_last=0, eval_every=0, log_every=100)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(Saver, "mean_stall", lambda self: 0.4 if rank else 0.1)
+        monkeypatch.setattr(Saver, "step_seconds", lambda self: 0.5 if rank else 0.25)
+        trainer = one_start(home / "run", None, options=options)
+    return trainer.saver.every, len(trainer.saver.stalls), trainer.saver.summary()
+
+
+@pytest.mark.slow
+def test_automatic_saving_follows_the_slowest_rank_on_all(ranks, tmp_path):
+    results = ranks(2, saving_automatically, tmp_path)
+    best = interval.advise(stall=0.4, step=0.5, mtbf=20.0).steps
+    assert best == 7 and [every for every, *_ in results] == [best] * 2
+    assert committed(tmp_path / "run") == [5, 12, 19, 26, 33, 40]
+    rows = train_run.read_log(tmp_path / "run")
+    assert [row["step"] for row in rows if "save_seconds" in row] == [6, 13, 20, 27, 34]      # the line after each save, but the last
+    for _, count, (cost, advice) in results:
+        assert count == 6 and "saved 6 times: training stood still for " in cost and " % of the time" in cost
+        assert "with a failure every 20 s, saving every " in advice and "wastes least" in advice and "a failure costs about " in advice
