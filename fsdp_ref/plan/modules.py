@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from .. import wrap
 from ..errors import ConfigError
-from ..nested import map_tensors
+from ..nested import map_tensors, need_gradient
 from .architecture import Description, Part
 
 
@@ -128,8 +128,9 @@ def _run(model: nn.Module, units: list[nn.Module], inputs: tuple | dict, dtype: 
     counts, names, top = flops.get_flop_counts(), {module: name for name, module in model.named_modules()}, type(model).__name__
     work = [float(sum(counts.get(f"{top}.{names[unit]}", {}).values())) for unit in units]
     work.append(sum(counts.get("Global", {}).values()) - sum(work))
-    return {"saved": tuple(saved[unit] / samples[0] for unit in (*units, model)), "edges": tuple(edges[unit] / samples[0] for unit in units),
-            "work": tuple(value / samples[0] for value in work)}
+    by_sample = lambda values: tuple(value / samples[0] for value in values)  # noqa: E731
+    return {"saved": by_sample(saved[unit] for unit in (*units, model)), "edges": by_sample(edges[unit] for unit in units),
+            "work": by_sample(work)}
 
 
 @contextmanager
@@ -158,7 +159,7 @@ def _counting(model: nn.Module, units: list[nn.Module], saved: dict, edges: dict
 
     def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
         running.append(module)
-        map_tensors(lambda t: edges.__setitem__(module, edges[module] + t.numel() * t.element_size() * t.requires_grad) or t, (args, kwargs))
+        edges[module] += sum(tensor.numel() * tensor.element_size() for tensor in need_gradient((args, kwargs)))
 
     def leave(module: nn.Module, *_: Any) -> None:
         running.pop()

@@ -4,7 +4,7 @@
 often by assuming one policy: 16 bytes a parameter arise in two ways that differ in what is gathered and reduced, and there are others.
 
     name      weights  gradients  master  moments  compute  reduce    whose
-    fsdp         4        4         0        8        2        4      FSDP2 with MixedPrecisionPolicy(bf16, reduce fp32): shards are the master
+    fsdp         4        4         0        8        2        4      FSDP2, MixedPrecisionPolicy(bf16, reduce fp32): shards are the master
     mixed        2        2         4        8        2        2      ZeRO's K = 12 (arXiv 1910.02054, section 3.1), DeepSpeed
     megatron     2        4         4        8        2        4      Megatron-LM: 18 bytes a parameter (report_theoretical_memory)
     fp32         4        4         0        8        4        4      no mixed precision

@@ -51,7 +51,7 @@ def test_flops_of_a_token_by_torchtitans_formula():
 
 
 def gpt_shape(config, **more):
-    return Architecture("gpt", config.layers, config.dim, config.heads, 4 * config.dim, config.vocab, config.context, tied=config.tied, **more)
+    return Architecture("gpt", config.layers, config.dim, config.heads, 4 * config.dim, config.vocab, config.context, **more)
 
 
 def test_activations_are_what_autograd_saves():
@@ -120,7 +120,7 @@ def test_flash_and_selective_do_not_add_up():
     shape = {"gpus": 8, "sequence": 2048}
     stores, selective = (memory("gpt3-175b", flash=False, recompute=kind, **shape).of("activations") for kind in ("none", "selective"))
     assert stores > 1.5 * selective
-    assert memory("gpt3-175b", recompute="selective", **shape).of("activations") == memory("gpt3-175b", **shape).of("activations") == selective
+    assert selective == memory("gpt3-175b", **shape).of("activations") == memory("gpt3-175b", recompute="selective", **shape).of("activations")
 
 
 def test_the_fullest_stage_of_a_pipeline():
@@ -135,7 +135,8 @@ def test_frozen_parameters_cost_neither_gradients_nor_moments():
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to("meta")
     model[0].requires_grad_(False)
     found = memory(model, runtime=False)
-    assert found.of(Category.SHARDED_PARAM) == 4 * 144 and found.of(Category.OPTIMIZER) == 8 * 72 and found.of(Category.SHARDED_GRAD) == 4 * 72
+    assert found.of(Category.SHARDED_PARAM) == 4 * 144
+    assert found.of(Category.OPTIMIZER) == 8 * 72 and found.of(Category.SHARDED_GRAD) == 4 * 72
 
 
 def test_the_table_names_units_terms_and_what_is_left_out():
