@@ -2,6 +2,8 @@
 
     memory(model, ...)        what one rank holds, term by term (footprint.py)
     simulate(model, ...)      one step of the engine itself on any number of ranks, with times from a cost model (simulator.py)
+    step_time(model, ...)     how long a step takes, from formulas (speed.py, network.py, hardware.toml)
+    schedule, partition       pipelines: orders of work as data, a model cut into stages (pipeline.py, partition.py)
     advise(model, cluster)    the strategies that fit, ranked, each with its reason (advice.py)
 
 Every figure is a sum of named terms, and what is left out is named beside it. Figures about hardware and published runs are data with
@@ -14,7 +16,11 @@ import importlib
 _HOMES = {
     "architecture": ["Architecture"],
     "footprint": ["Footprint", "memory"],
+    "hardware": ["Machine", "machine"],
+    "partition": ["partition"],
+    "pipeline": ["schedule"],
     "presets": ["preset"],
+    "speed": ["Timing", "step_time"],
     "strategy": ["Dtypes", "Strategy"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -107,11 +107,46 @@ def _part(name: str, params: list[nn.Parameter]) -> Part:
     return Part(name, shapes(True), shapes(False))
 
 
-def _run(model: nn.Module, units: list[nn.Module], inputs: tuple | dict, dtype: torch.dtype, flash: bool) -> dict[str, tuple[float, ...]]:
-    """Bytes kept, bytes of inputs and FLOP, by unit with the root last, each for one sample.
+def leaves(source: object, inputs: tuple | dict | None = None, dtype: torch.dtype = torch.bfloat16) -> list[tuple]:
+    """(name, parameters, work, ties) of the modules that a pipeline does not cut, for `partition`.
 
-    FLOP are counted in a run of their own: torch's counter knows attention only where it stores its scores, on the CPU.
+    They are the model's children, with lists and sequences opened, and what wraps most of the model. With `inputs` they stand in the order
+    they run and work is FLOP of forward; without, as registered, and work is parameters. Ties are the parameters' identities.
     """
+    model = build(source)
+    found = dict.fromkeys(_opened(model, sum(param.numel() for param in model.parameters())))
+    names = {module: name for name, module in model.named_modules()}
+    work = {module: float(sum(param.numel() for param in module.parameters())) for module in found}
+    if inputs is not None:
+        args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
+        order: dict[nn.Module, None] = {}
+        hooks = [module.register_forward_pre_hook(lambda module, _: order.setdefault(module)) for module in found]
+        counted = _flops(model, list(found), args, kwargs, dtype)
+        for hook in hooks:
+            hook.remove()
+        work = dict(zip(found, counted, strict=False))
+        found = {**order, **found}
+    seen: set[nn.Parameter] = set()
+    rows = []
+    for module in found:
+        own = list(dict.fromkeys(module.parameters()))
+        rows.append((names[module], sum(param.numel() for param in own if param not in seen), work[module], tuple(map(id, own))))
+        seen.update(own)
+    return rows
+
+
+def _opened(module: nn.Module, everything: int) -> Iterator[nn.Module]:
+    for child in module.children():
+        listed = isinstance(child, (nn.Sequential, nn.ModuleList, nn.ModuleDict))
+        wraps = 2 * sum(param.numel() for param in child.parameters()) > everything and wrap.blocks(child)
+        if listed or wraps:
+            yield from _opened(child, everything)
+        elif next(child.parameters(), None) is not None:
+            yield child
+
+
+def _run(model: nn.Module, units: list[nn.Module], inputs: tuple | dict, dtype: torch.dtype, flash: bool) -> dict[str, tuple[float, ...]]:
+    """Bytes kept, bytes of inputs and FLOP, by unit with the root last, each for one sample."""
     args, kwargs = ((), inputs) if isinstance(inputs, dict) else (tuple(inputs), {})
     samples: list[int] = []
     map_tensors(lambda tensor: samples.append(tensor.shape[0] if tensor.ndim else 1) or tensor, (args, kwargs))
@@ -119,18 +154,24 @@ def _run(model: nn.Module, units: list[nn.Module], inputs: tuple | dict, dtype: 
         raise ConfigError("the example inputs hold no tensor; give what forward takes, batch first")
     saved, edges = defaultdict(float), defaultdict(float)
     kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-    with _without_data(model, args, kwargs, dtype, kernels[-1:]) as run, FlopCounterMode(display=False) as flops:
-        run()
     with _without_data(model, args, kwargs, dtype, kernels if flash else kernels[-1:]) as run:
         known = {tensor.untyped_storage()._cdata for tensor in run.args[1].values()}
         with _counting(model, units, saved, edges, known):
             run()
-    counts, names, top = flops.get_flop_counts(), {module: name for name, module in model.named_modules()}, type(model).__name__
-    work = [float(sum(counts.get(f"{top}.{names[unit]}", {}).values())) for unit in units]
-    work.append(sum(counts.get("Global", {}).values()) - sum(work))
+    work = _flops(model, units, args, kwargs, dtype)
     by_sample = lambda values: tuple(value / samples[0] for value in values)  # noqa: E731
     return {"saved": by_sample(saved[unit] for unit in (*units, model)), "edges": by_sample(edges[unit] for unit in units),
             "work": by_sample(work)}
+
+
+def _flops(model: nn.Module, units: list[nn.Module], args: tuple, kwargs: dict, dtype: torch.dtype) -> list[float]:
+    """FLOP of forward by unit, and of what is outside them: in a run of its own, since torch's counter knows attention on the CPU only
+    where it stores its scores."""
+    with _without_data(model, args, kwargs, dtype, [SDPBackend.MATH]) as run, FlopCounterMode(display=False) as flops:
+        run()
+    counts, names, top = flops.get_flop_counts(), {module: name for name, module in model.named_modules()}, type(model).__name__
+    work = [float(sum(counts.get(f"{top}.{names[unit]}", {}).values())) for unit in units]
+    return [*work, sum(counts.get("Global", {}).values()) - sum(work)]
 
 
 @contextmanager
