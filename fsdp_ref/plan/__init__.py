@@ -14,12 +14,15 @@ are loaded when they are first used. The engine is imported only where it is rep
 import importlib
 
 _HOMES = {
+    "advice": ["Advice", "advise"],
     "architecture": ["Architecture"],
+    "candidates": ["Cluster"],
     "footprint": ["Footprint", "memory"],
     "hardware": ["Machine", "machine"],
     "partition": ["partition"],
     "pipeline": ["schedule"],
     "presets": ["preset"],
+    "sliders": ["sliders"],
     "speed": ["Timing", "step_time"],
     "strategy": ["Dtypes", "Strategy"],
 }

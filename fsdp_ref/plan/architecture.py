@@ -20,9 +20,9 @@ from .quantities import at_least, whole
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Part:
-    """A unit: what is gathered together. `shapes` of its trained parameters, `frozen` of the others."""
+    """A unit: what is gathered together. `shapes` of its trained parameters, `frozen` of the others. Equal only to itself."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -56,6 +56,7 @@ class Description:
         architecture: its shape, where it is a known transformer (None: activations must come from a run on meta, see modules.py).
         saved: bytes that autograd keeps for one sample, by block, root last (counted by modules.py; None: not measured).
         edges: bytes of each block's input for one sample (counted by modules.py; what full recomputation keeps).
+        kinds: names of the classes of its modules (a module's).
         work: FLOP of forward for one sample, by block, root last (counted by modules.py).
     """
 
@@ -67,6 +68,7 @@ class Description:
     saved: tuple[float, ...] | None = None
     edges: tuple[float, ...] = ()
     work: tuple[float, ...] = field(default=(), repr=False)
+    kinds: tuple[str, ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -153,8 +155,17 @@ class Architecture:
 
     def describe(self) -> Description:
         """The architecture as a planner's input."""
-        blocks = tuple(self.block(f"block {index}") for index in range(self.layers))
-        return Description(self.name, self.root(), blocks, architecture=self)
+        return Description(self.name, self.root(), (self.block(),) * self.layers, architecture=self)
+
+    def with_adapters(self, rank: int) -> Description:
+        """The same with its weights frozen and low-rank adapters of `rank` beside every matrix of the blocks (LoRA, arXiv 2106.09685)."""
+        whole(rank=rank)
+        block, root = self.block(), self.root()
+        small = tuple(shape for rows, columns in (shape for shape in block.shapes if len(shape) == 2)
+                      for shape in ((rank, columns), (rows, rank)))
+        adapted = Part(block.name, small, block.shapes)
+        return Description(f"{self.name} with adapters of rank {rank}", Part(root.name, (), root.shapes), (adapted,) * self.layers,
+                           architecture=self)
 
     @property
     def parameters(self) -> int:

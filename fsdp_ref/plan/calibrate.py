@@ -36,7 +36,8 @@ def calibrate(ranks: int = 2, *, device: str = "auto", name: str = "mine") -> Ma
     link = wire / max(1e-9, figures["large"] - figures["small"])
     how = f"measured by fsdp-ref plan calibrate with {ranks} {figures['backend']} ranks"
     values = {"flops": figures["flops"], "matmul": 1.0, "memory": figures["memory"], "hbm": figures["hbm"], "link": link, "nic": link,
-              "per_node": ranks, "link_share": 1.0, "nic_share": 1.0, "hop_link": alpha, "hop_nic": alpha, "base": 0.0}
+              "per_node": ranks, "link_share": 1.0, "nic_share": 1.0, "hop_link": alpha, "hop_nic": alpha, "base": 0.0,
+              "pcie": figures["pcie"], "host": figures["host"]}
     sources = {**dict.fromkeys(values, how), "matmul": "flops is what a matrix multiplication reached", "per_node": "the ranks measured",
                "nic": "as link: one machine was measured", "hop_nic": "as hop_link: one machine was measured"}
     return Machine(name, **values, sources=sources)
@@ -60,12 +61,15 @@ def measure(here) -> dict:
         shard = source[: size // here.size]
         collectives.all_gather(gathered[size][: shard.numel() * here.size], shard, torch.distributed.group.WORLD, Label("calibrate")).wait()
 
+    at_home, elsewhere = torch.empty(large, dtype=torch.uint8), torch.empty(large, dtype=torch.uint8)
     timed = {"matmul": _median(lambda: a @ a, cuda), "copy": _median(lambda: target.copy_(source), cuda),
+             "to host": _median(lambda: at_home.copy_(source), cuda), "host": _median(lambda: elsewhere.copy_(at_home), cuda),
              "small": _median(lambda: gather(SMALL), cuda), "large": _median(lambda: gather(large), cuda)}
     everyone = collectives.gather_json(timed)
     slowest = {key: max(row[key] for row in everyone) for key in timed}
     memory = torch.cuda.get_device_properties(here.device).total_memory if cuda else psutil.virtual_memory().total / here.size
-    return {"flops": 2 * side**3 / slowest["matmul"], "hbm": 2 * large / slowest["copy"], "memory": memory, "large_bytes": large,
+    return {"pcie": large / slowest["to host"], "host": 2 * large / slowest["host"], "flops": 2 * side**3 / slowest["matmul"],
+            "hbm": 2 * large / slowest["copy"], "memory": memory, "large_bytes": large,
             "backend": here.backend, "small": slowest["small"], "large": slowest["large"]}
 
 

@@ -14,6 +14,8 @@ the engine's ledger). A *unit* is whole, not a Linear: "largest layer" understat
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
@@ -44,13 +46,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What one rank holds. `items` in stacking order; `low` and `high` are their sums in bytes."""
+    """What one rank holds. `items` in stacking order; `low` and `high` are their sums in bytes; `host`: bytes in the host's memory."""
 
     model: str
     strategy: Strategy
     items: tuple[Item, ...]
     stage_index: int = 0
     not_included: tuple[str, ...] = field(default=NOT_INCLUDED, repr=False)
+    host: float = 0.0
 
     @property
     def low(self) -> float:
@@ -75,6 +78,8 @@ class Footprint:
         rows += [(item.name, spread(item.low / GiB, item.high / GiB), spread(item.low / GB, item.high / GB), item.how)
                  for item in self.items]
         rows.append(("sum", spread(self.low / GiB, self.high / GiB), spread(self.low / GB, self.high / GB), ""))
+        if self.host:
+            rows.append(("in host memory", f"{self.host / GiB:.2f}", f"{self.host / GB:.2f}", "weights, gradients, optimizer"))
         where = f", pipeline stage {self.stage_index} (the fullest)" if self.strategy.pipeline > 1 else ""
         head = f"{self.model}: {self.strategy} on {self.strategy.gpus} GPUs, dtypes {self.strategy.dtypes}{where}"
         return "\n".join([head, "", table(rows, right=(1, 2)), "", "not included:", *(f"  - {line}" for line in self.not_included)])
@@ -158,6 +163,11 @@ def stage_parts(description: Description, strategy: Strategy, index: int) -> tup
     return Part("root", tuple(shapes)), blocks[index * each : index * each + each] or blocks[:each]
 
 
+def total(parts: Iterable[Part], measure: Callable[[Part], float]) -> float:
+    """The sum of `measure` over parts; repeated parts (the blocks of an architecture are one object) are measured once."""
+    return sum(count * measure(part) for part, count in Counter(parts).items())
+
+
 def share(part: Part, tensor: int, trained_only: bool = False) -> float:
     """Elements of a part on one tensor-parallel rank: matrices are cut, vectors are not."""
     shapes = part.shapes if trained_only else (*part.shapes, *part.frozen)
@@ -167,13 +177,14 @@ def share(part: Part, tensor: int, trained_only: bool = False) -> float:
 def _of_stage(description: Description, strategy: Strategy, index: int, runtime: bool) -> Footprint:
     root, blocks = stage_parts(description, strategy, index)
     everything = (root, *blocks)
-    trained = sum(share(part, strategy.tensor, True) for part in everything)
-    frozen = sum(share(part, strategy.tensor) for part in everything) - trained
+    trained = total(everything, lambda part: share(part, strategy.tensor, True))
+    frozen = total(everything, lambda part: share(part, strategy.tensor)) - trained
     at_rest = states(trained, frozen, strategy.shards, strategy)
-    items = [Item(str(kind), value, value, _how(kind, strategy)) for kind, value in at_rest.items()]
+    host = sum(at_rest.values()) if strategy.offload else 0.0
+    items = [] if strategy.offload else [Item(str(kind), value, value, _how(kind, strategy)) for kind, value in at_rest.items()]
     items += _whole_units(root, blocks, strategy)
     if strategy.shards > 1:
-        padding = sum(part.padding(strategy.shards) for part in everything) / strategy.shards * strategy.bytes_of.at_rest
+        padding = total(everything, lambda part: part.padding(strategy.shards)) / strategy.shards * strategy.bytes_of.at_rest
         items.append(Item("padding", padding, padding, "rows that make shards equally long"))
     items += _activations(description, strategy, index, len(blocks))
     if description.buffers:
@@ -183,7 +194,7 @@ def _of_stage(description: Description, strategy: Strategy, index: int, runtime:
     missing = list(NOT_INCLUDED)
     if description.architecture is None and description.saved is None:
         missing.insert(0, "activations: give example inputs to plan.modules.describe(model, inputs) and they are counted")
-    return Footprint(description.name, strategy, tuple(item for item in items if item.high > 0), index, tuple(missing))
+    return Footprint(description.name, strategy, tuple(item for item in items if item.high > 0), index, tuple(missing), host)
 
 
 def _how(kind: Category, strategy: Strategy) -> str:
@@ -201,8 +212,9 @@ def _whole_units(root: Part, blocks: tuple[Part, ...], strategy: Strategy) -> li
     dtypes: Dtypes = strategy.bytes_of
     if strategy.sharing == 1:
         return []
-    largest = max((share(part, strategy.tensor) for part in blocks), default=0.0)
-    around, stage = share(root, strategy.tensor), sum(share(part, strategy.tensor) for part in (root, *blocks))
+    largest = max((share(part, strategy.tensor) for part in dict.fromkeys(blocks)), default=0.0)
+    grown = max((share(part, strategy.tensor, True) for part in dict.fromkeys(blocks)), default=0.0)
+    around, stage = share(root, strategy.tensor), total((root, *blocks), lambda part: share(part, strategy.tensor))
     row, c = strategy.placements, dtypes.compute
     items = []
     if row.parameter is Placement.SHARD:
@@ -214,9 +226,9 @@ def _whole_units(root: Part, blocks: tuple[Part, ...], strategy: Strategy) -> li
             ahead = min(strategy.prefetch, max(0, len(blocks) - 1)) * largest * c
             items.append(Item(str(Category.ALL_GATHER), ahead, ahead, f"{strategy.prefetch} block(s) gathered ahead"))
     if row.gradient is Placement.SHARD:
-        grads = (around + largest) * c
+        grads = (share(root, strategy.tensor, True) + grown) * c
         items.append(Item("whole gradients", grads, grads, "the root and one block, until they are reduced"))
-    buffer = max(largest, around if not blocks else 0.0) * dtypes.reduce
+    buffer = max(grown, around if not blocks else 0.0) * dtypes.reduce
     items.append(Item(str(Category.REDUCE_SCATTER), buffer, buffer, f"one reduction on its way, {dtypes.reduce} bytes an element"))
     return items
 

@@ -15,7 +15,7 @@ from ..errors import ConfigError
 from .quantities import at_least, pick, table
 
 FIGURES = ("flops", "matmul", "memory", "hbm", "link", "nic", "per_node")
-NETWORK = ("link_share", "nic_share", "hop_link", "hop_nic", "base")
+NETWORK = ("link_share", "nic_share", "hop_link", "hop_nic", "base", "pcie", "host")
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,13 @@ class Machine:
     hop_link: float
     hop_nic: float
     base: float
+    pcie: float = 5.54e10
+    host: float = 2.5e10
     sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        at_least(1e-12, 1e24, **{name: getattr(self, name) for name in ("flops", "memory", "hbm", "link", "nic", "per_node")})
+        rates = ("flops", "memory", "hbm", "link", "nic", "per_node", "pcie", "host")
+        at_least(1e-12, 1e24, **{name: getattr(self, name) for name in rates})
         at_least(0.01, 1, matmul=self.matmul, link_share=self.link_share, nic_share=self.nic_share)
         at_least(0, 10, hop_link=self.hop_link, hop_nic=self.hop_nic, base=self.base)
 

@@ -73,9 +73,10 @@ def describe(source: object, inputs: tuple | dict | None = None, *, units: list[
     order = [module for module in model.modules() if module in owned and module is not model]
     names = {module: name for name, module in model.named_modules()}
     parts = [_part(names[module], owned[module]) for module in order]
+    kinds = tuple(dict.fromkeys(type(module).__name__ for module in model.modules()))
     buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
     facts = {} if inputs is None else _run(model, order, inputs, dtype, flash)
-    return Description(type(model).__name__, _part("root", owned[model]), tuple(parts), buffers, **facts)
+    return Description(type(model).__name__, _part("root", owned[model]), tuple(parts), buffers, kinds=kinds, **facts)
 
 
 def _from_config(config: Any) -> Callable[[], nn.Module]:

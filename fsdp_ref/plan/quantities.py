@@ -25,9 +25,9 @@ def both(low: float, high: float | None = None) -> str:
     return f"{spread(low / GiB, high / GiB)} GiB ({spread(low / GB, high / GB)} GB)"
 
 
-def spread(low: float, high: float) -> str:
+def spread(low: float, high: float, digits: int = 2) -> str:
     """`low-high`, or one number where both print alike."""
-    first, last = f"{low:.2f}", f"{high:.2f}"
+    first, last = f"{low:.{digits}f}", f"{high:.{digits}f}"
     return first if first == last else f"{first}-{last}"
 
 

@@ -6,7 +6,7 @@
     context      keys and values of the whole sequence gathered in every block, their gradients reduced; not hidden
     data         gathers and reductions beyond what compute hides, block by block
     bubble       (p - 1) / (v m) of the pipeline's work (arXiv 2104.04473, section 2.2), and the sends between stages
-    optimizer    every byte of the state once in, once out
+    optimizer    every byte of the state once in, once out; from the host's memory with offload, and then the transfers too
 
 [Note: one efficiency model] Two numbers are fitted, and to all runs of published/runs.csv together; no run and no machine has its own.
 KERNELS is the share of the best measured matrix multiplication (hardware.toml) that a training step's reach, launches and stragglers
@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..placements import Placement
 from . import activations
 from .architecture import Architecture, Description
-from .footprint import check, describe, share
+from .footprint import check, describe, share, total
 from .hardware import Machine
 from .hardware import machine as find_machine
 from .network import collective, hierarchical, send
@@ -95,19 +95,20 @@ def step_time(model: object, strategy: Strategy, machine: str | Machine) -> Timi
     """
     description, machine = describe(model), find_machine(machine)
     check(description, strategy)
-    if description.architecture is None:
-        raise ConfigError(f"the time of {description.name} needs its shape; give a preset or an Architecture, or simulate the module")
-    return _of_architecture(description.architecture, description, strategy, machine)
+    if description.architecture is None and not description.work:
+        raise ConfigError(f"the time of {description.name} needs its FLOP; give example inputs: plan.modules.describe(model, inputs)")
+    return (_of_module if description.architecture is None else _of_architecture)(description, strategy, machine)
 
 
-def _of_architecture(shape: Architecture, description: Description, strategy: Strategy, machine: Machine) -> Timing:
+def _of_architecture(description: Description, strategy: Strategy, machine: Machine) -> Timing:
+    shape: Architecture = description.architecture
     p, m, v, t = strategy.pipeline, strategy.micro_batches, strategy.chunks, strategy.tensor
     sequence = strategy.sequence or shape.context
     tokens = strategy.micro_batch * sequence / strategy.context                         # through one rank, a micro-batch
     blocks = len(description.blocks) / p
     rate = machine.flops * machine.matmul * KERNELS
     matrix = tokens * shape.block_flops(sequence) / t / rate
-    head = tokens * shape.head_flops() / t / rate / p                                   # spread: a planner balances stages
+    head = tokens * shape.head_flops() / (shape.context if shape.patch else 1) / t / rate / p          # spread: stages are balanced
     moved = sum(activations.of_block(shape, strategy, sequence).values()) / machine.hbm
     forward, backward = matrix + PASSES[0] * moved, 2 * matrix + PASSES[1] * moved
     again = forward if strategy.recompute == "full" else 0.0
@@ -118,17 +119,31 @@ def _of_architecture(shape: Architecture, description: Description, strategy: St
     tensor = 2 * collective(machine, "all-reduce", stream, t) * (3 if strategy.recompute == "full" else 2)
     hand_over = 0.0 if p == 1 else 2 * v * send(machine, stream / (t if strategy.splits_sequence else 1), t * strategy.context)
     work = blocks * (forward + backward + again) + 3 * head
-    keys = 2 * tokens * shape.kv_dim * width * strategy.context / t                      # keys and values of the whole sequence
+    keys = 2 * tokens * shape.kv_dim * width * strategy.context / t                     # keys and values of the whole sequence
     context = 3 * collective(machine, "all-gather", keys, strategy.context, t)
     shared = tensor + context
     parts = {"compute": m * (work - blocks * again), "recompute": m * blocks * again, "tensor": m * blocks * tensor,
              "context": m * blocks * context,
              "data": _exposed(description, strategy, machine, blocks, (forward + shared / 3, backward + again + 2 * shared / 3)),
-             "bubble": (p - 1) / v * (work + blocks * shared), "sends": m * hand_over,
-             "optimizer": _optimizer(description, strategy, machine)}
+             "bubble": (p - 1) / v * (work + blocks * shared), "sends": m * hand_over, **_optimizer(description, strategy, machine)}
     flops = strategy.batch * sequence * shape.flops_per_token(sequence)
     extra = strategy.batch * sequence * shape.layers * shape.block_flops(sequence) if strategy.recompute == "full" else 0.0
     return Timing(parts, flops, flops + extra, strategy.batch * sequence, strategy, machine)
+
+
+def _of_module(description: Description, strategy: Strategy, machine: Machine) -> Timing:
+    """The same from what modules.py counted; "tokens" are samples."""
+    blocks, m = max(1, len(description.blocks)), strategy.micro_batches
+    rate = machine.flops * machine.matmul * KERNELS
+    matrix = strategy.micro_batch * sum(description.work) / rate
+    moved = strategy.micro_batch * sum(description.saved or ()) / machine.hbm
+    forward, backward = matrix + PASSES[0] * moved, 2 * matrix + PASSES[1] * moved
+    again = forward if strategy.recompute == "full" else 0.0
+    parts = {"compute": m * (forward + backward), "recompute": m * again, "tensor": 0.0, "context": 0.0,
+             "data": _exposed(description, strategy, machine, blocks, (forward / blocks, (backward + again) / blocks)),
+             "bubble": 0.0, "sends": 0.0, **_optimizer(description, strategy, machine)}
+    flops = 3 * strategy.batch * sum(description.work)
+    return Timing(parts, flops, flops * (4 / 3 if again else 1), strategy.batch, strategy, machine)
 
 
 def _exposed(description: Description, strategy: Strategy, machine: Machine, blocks: float, compute: tuple[float, float]) -> float:
@@ -157,8 +172,17 @@ def _exposed(description: Description, strategy: Strategy, machine: Machine, blo
     return strategy.micro_batches * (blocks * (max(0.0, gather - forward) + max(0.0, gather + reduce - backward)) + 2 * first + last)
 
 
-def _optimizer(description: Description, strategy: Strategy, machine: Machine) -> float:
-    """Seconds to read and write the optimizer's state, weights and gradients once."""
-    elements = sum(share(part, strategy.tensor, True) for part in (description.root, *description.blocks)) / strategy.pipeline
+def _optimizer(description: Description, strategy: Strategy, machine: Machine) -> dict[str, float]:
+    """Seconds to read and write the optimizer's state, weights and gradients once, on the GPU or where they rest.
+
+    With offload, weights go to the GPU for every gather, gradients come back, and the host's memory is what the optimizer waits for.
+    """
+    elements = total((description.root, *description.blocks), lambda part: share(part, strategy.tensor, True)) / strategy.pipeline
     held = elements / (strategy.shards if strategy.placements.optimizer is Placement.SHARD else 1)
-    return 2 * held * strategy.bytes_of.at_rest / machine.hbm
+    state = 2 * held * strategy.bytes_of.at_rest
+    if not strategy.offload:
+        return {"optimizer": state / machine.hbm, "offload": 0.0}
+    weights = total((description.root, *description.blocks), lambda part: share(part, strategy.tensor))
+    there = (2 if strategy.reshard else 1) * weights / strategy.pipeline / strategy.shards * strategy.bytes_of.weights
+    moved = strategy.micro_batches * (there + held * strategy.bytes_of.gradients)
+    return {"optimizer": state / machine.host, "offload": moved / machine.pcie}

@@ -66,6 +66,7 @@ class Strategy:
         sequence_parallel: norms and dropouts split over the tensor-parallel ranks too (None: whenever tensor > 1).
         reshard: free whole weights after forward (zero3 and hsdp). False: one gather a step instead of two.
         prefetch: units gathered ahead.
+        offload: True when weights, gradients and optimizer rest in the host's memory (FSDP2's CPUOffloadPolicy; zero3 and hsdp).
     """
 
     gpus: int = 1
@@ -85,6 +86,7 @@ class Strategy:
     sequence_parallel: bool | None = None
     reshard: bool = True
     prefetch: int = 1
+    offload: bool = False
 
     def __post_init__(self) -> None:
         counts = ("gpus", "replicas", "tensor", "context", "pipeline", "chunks", "micro_batch", "micro_batches")
@@ -103,6 +105,8 @@ class Strategy:
         if self.sharing % self.replicas:
             raise ConfigError(f"{self.replicas} replicas do not divide the {self.sharing} data-parallel ranks; use a divisor of "
                               f"{self.sharing}")
+        if self.offload and self.stage not in ("zero3", "hsdp"):
+            raise ConfigError(f"{self.stage} keeps whole weights on the GPU, so there is nothing to offload; use zero3 or hsdp")
         if self.chunks > 1 and self.schedule != "interleaved":
             raise ConfigError(f"{self.chunks} chunks a rank need schedule='interleaved', not {self.schedule!r}")
 
@@ -147,6 +151,7 @@ class Strategy:
         parts += [f"{name} {getattr(self, name)}" for name in ("tensor", "context", "pipeline") if getattr(self, name) > 1]
         parts += [f"{self.micro_batches} x {self.micro_batch} sequences a rank"]
         parts += [f"{self.recompute} recompute"] if self.recompute != "none" else []
+        parts += ["state in host memory"] if self.offload else []
         return ", ".join(parts)
 
 
