@@ -22,6 +22,7 @@ _HOMES = {
     "partition": ["partition"],
     "pipeline": ["schedule"],
     "presets": ["preset"],
+    "simulator": ["simulate"],
     "sliders": ["sliders"],
     "speed": ["Timing", "step_time"],
     "strategy": ["Dtypes", "Strategy"],

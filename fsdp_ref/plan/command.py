@@ -2,9 +2,9 @@
 
     fsdp-ref plan --model llama3.1-70b --gpus 64 --gpu h100 --batch 256
     fsdp-ref plan --model llama3.1-8b --gpus 8 --gpu h100 --stage zero3 --micro-batch 2 --recompute full       this strategy, no search
-    fsdp-ref plan validate | calibrate | hardware | models | pipeline | partition
+    fsdp-ref plan validate | calibrate | hardware | models | pipeline | partition | simulate | compare
 
-No torch is loaded but by calibrate.
+No torch is loaded but by calibrate, simulate and compare.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIXED = ("stage", "tensor", "context", "pipeline", "replicas", "micro_batch", "r
 def main(argv: list[str]) -> int:
     """Run `fsdp-ref plan`; returns the exit code."""
     actions: dict[str, Callable[[list[str]], int]] = {"validate": validate, "calibrate": calibrate, "hardware": hardware, "models": models,
-                                                      "pipeline": pipeline, "partition": cut}
+                                                      "pipeline": pipeline, "partition": cut, "simulate": replay, "compare": compare}
     if argv and argv[0] in actions:
         return actions[argv[0]](argv[1:])
     return plan(argv)
@@ -72,7 +72,7 @@ def _parser() -> Parser:
     what.add_argument("--gpu", default="h100", metavar="NAME", help="a machine of fsdp-ref plan hardware (default h100)")
     what.add_argument("--batch", type=int, metavar="N", help="sequences in a step, all ranks together (default one a GPU)")
     what.add_argument("--sequence", type=int, metavar="N", help="tokens in a sequence (default the model's context)")
-    what.add_argument("--dtypes", default="fsdp", choices=DTYPES, metavar="|".join(DTYPES), help="bytes of each kind of state (default fsdp)")
+    what.add_argument("--dtypes", default="fsdp", choices=DTYPES, metavar="|".join(DTYPES), help="bytes of each kind of state")
     what.add_argument("--hardware", metavar="FILE", help="a hardware file of your own, besides the built-in ones")
     want = p.add_argument_group("what to look for")
     want.add_argument("--goal", default="time", choices=GOALS, metavar="|".join(GOALS), help="what to rank by (default time)")
@@ -95,6 +95,8 @@ other actions, each with --help:
   fsdp-ref plan models        the models that are known
   fsdp-ref plan pipeline      time and bubble of a pipeline schedule
   fsdp-ref plan partition     cut a model into pipeline stages
+  fsdp-ref plan simulate      one step of the engine itself on any number of ranks, with predicted times
+  fsdp-ref plan compare       the simulator's prediction beside a step of real ranks
 """
 
 
@@ -181,3 +183,41 @@ def cut(argv: list[str]) -> int:
     return 0
 
 
+
+
+def replay(argv: list[str]) -> int:
+    """Replay the engine on meta for a world of any size; the ledger may be kept for `fsdp-ref show`."""
+    p = Parser(prog="fsdp-ref plan simulate", description="One ZeRO-3 step of the engine itself, replayed without data for any number of "
+               "ranks, with predicted times.")
+    p.add_argument("--model", required=True, metavar="NAME", help="a preset")
+    p.add_argument("--gpus", type=int, default=8, metavar="N", help="ranks (default 8)")
+    p.add_argument("--gpu", default="h100", metavar="NAME", help="kind of GPU (default h100)")
+    p.add_argument("--micro-batch", type=int, default=1, metavar="N", help="sequences a rank (default 1)")
+    p.add_argument("--sequence", type=int, metavar="N", help="tokens in a sequence (default the model's context)")
+    p.add_argument("--recompute", choices=RECOMPUTE, default="none", metavar="|".join(RECOMPUTE), help="(default none)")
+    p.add_argument("--ledger", metavar="FILE", help="write the predicted ledger, for fsdp-ref show")
+    args = p.parse_args(argv)
+    from .simulator import simulate
+    found = simulate(args.model, args.gpus, machine=args.gpu, micro_batch=args.micro_batch, sequence=args.sequence,
+                     recompute=args.recompute)
+    print(found)
+    if args.ledger:
+        print(f"written to {found.ledger.save(args.ledger)}; draw it with: fsdp-ref show {args.ledger} --out DIR")
+    return 0
+
+
+def compare(argv: list[str]) -> int:
+    """Print predictions beside measurements on this machine."""
+    p = Parser(prog="fsdp-ref plan compare", description="The simulator's prediction beside a step of real gloo ranks on emulated links. "
+               "Compute is measured on the first link and predicted for the others. Takes a minute or two.")
+    p.add_argument("--ranks", type=int, default=2, metavar="N", help="(default 2)")
+    p.add_argument("--dim", type=int, default=32, metavar="N", help="width of the GPT (default 32)")
+    p.add_argument("--layers", type=int, default=6, metavar="N", help="(default 6)")
+    p.add_argument("--batch", type=int, default=1, metavar="N", help="windows of 64 bytes a rank (default 1)")
+    p.add_argument("--rounds", type=int, default=5, metavar="N", help="recorded steps of each link (default 5)")
+    p.add_argument("--nap", type=float, default=0.02, metavar="S", help="seconds every block's forward sleeps besides computing, as work "
+                   "does that needs no CPU; 0 computes alone, for a machine that is quiet (default 0.02)")
+    args = p.parse_args(argv)
+    from . import compare as comparing
+    print(comparing.compare(args.ranks, dim=args.dim, layers=args.layers, batch=args.batch, rounds=args.rounds, nap=args.nap))
+    return 0
