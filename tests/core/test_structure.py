@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
     "viz": ("errors", "rows", "ledger"),
-    "plan": (*FOUNDATION, "wrap", "nested", "policies", "engine", "train_options", "bench"),
+    "plan": (*FOUNDATION, "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
 }
 
