@@ -2,16 +2,16 @@
 
     print(compare(2, link_ratios=(0.5, 1.0, 2.0)))
 
-Compute is measured on one link and predicted for others: costs come from recorded steps (costs.from_ledger) on the first link; every other
-link is a prediction in the strict sense. A link's ratio says how long a block's gather takes beside its forward. Steps on different links
-alternate, so that a busy machine is busy for all of them, and medians are compared.
+Compute is measured on one link and predicted for others: costs come from recorded steps of all ranks on the first link (rank 0's own, and
+the slowest rank's); every other link is a prediction in the strict sense. A link's ratio says how long a block's gather takes beside its
+forward. Steps on different links alternate, so that a busy machine is busy for all of them, and medians are compared.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from ..errors import ConfigError
 from ..ledger import Lane, Ledger
@@ -42,7 +42,7 @@ class Comparison:
     def __str__(self) -> str:
         lines = [("link", "step predicted", "measured", "", "exposed predicted", "measured", "", "peak predicted", "measured", "")]
         for row in self.rows:
-            cells = [f"{row.bandwidth / 1e6:.0f} MB/s" + (" (costs from here)" if row.fitted else "")]
+            cells = [f"{row.bandwidth / 1e6:.3g} MB/s" + (" (costs from here)" if row.fitted else "")]
             for pair, show in ((row.step, seconds), (row.exposed, seconds), (row.peak, both)):
                 cells += [show(pair[0]), show(pair[1]), f"{100 * (pair[0] / pair[1] - 1):+.1f} %" if pair[1] else "-"]
             lines.append(tuple(cells))
@@ -70,20 +70,21 @@ def compare(ranks: int = 2, *, dim: int = 128, layers: int = 6, batch: int = 8, 
     from ..bench import processes
     told = processes.run(measure, ranks, "cpu", dim, layers, batch, list(link_ratios), rounds, nap)
     measured = [[Ledger.from_json(book) for book in books] for books in told["ledgers"]]
-    costs = Costs.median([from_ledger(book, 0) for book in measured[0]])
+    taken = [[Costs(**costs) for costs in ranks] for ranks in told["costs"]]                # a step after the other, all ranks of each
+    costs = Costs.median([ranks[0] for ranks in taken]), Costs.median([Costs.slowest(ranks) for ranks in taken])
     rows = []
     for index, (bandwidth, books) in enumerate(zip(told["bandwidths"], measured, strict=True)):
         rows.append(_row(bandwidth, books, costs, ranks, (dim, layers, batch), fitted=index == 0))
     return Comparison(ranks, tuple(rows))
 
 
-def _row(bandwidth: float, books: list[Ledger], costs: Costs, ranks: int, shape: tuple[int, int, int], fitted: bool) -> Row:
+def _row(bandwidth: float, books: list[Ledger], costs: tuple[Costs, Costs], ranks: int, shape: tuple[int, int, int], fitted: bool) -> Row:
     import torch
 
     from .simulator import simulate
     dim, layers, batch = shape
-    found = simulate(lambda: gpt(dim, layers), ranks, costs=costs, inputs=torch.zeros(batch, 64, dtype=torch.int64),
-                     link=(bandwidth, LATENCY))
+    found = simulate(lambda: gpt(dim, layers), ranks, costs=costs[0], late=costs[1], link=(bandwidth, LATENCY),
+                     inputs=torch.zeros(batch, 64, dtype=torch.int64))
     middle = lambda measure: statistics.median(measure(book) for book in books)  # noqa: E731
     return Row(bandwidth, (found.seconds, middle(lambda book: book.end - book.start)), (found.exposed, middle(waited)),
                (found.peak, int(middle(lambda book: book.peak_bytes(0)))), fitted)
@@ -132,13 +133,15 @@ def measure(here, dim: int, layers: int, batch: int, ratios: list[float], rounds
     forward = min(collectives.gather_json(forward))
     links = [sent / max(1e-6, ratio * forward) for ratio in ratios]
     books: list[list[dict]] = [[] for _ in links]
+    taken = []
     for turn in range(1 + rounds):
         for index, bandwidth in enumerate(links):
             with collectives.emulate(bandwidth, LATENCY):
                 book = step()
             if turn:
                 books[index].append(book.to_json())
-    return {"bandwidths": links, "ledgers": books}
+                taken += [collectives.gather_json(asdict(from_ledger(book, ledger.rank())))] if index == 0 else []
+    return {"bandwidths": links, "ledgers": books, "costs": taken}
 
 
 def _nap(output, naptime: float):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
@@ -43,12 +44,20 @@ class Costs:
         return sum(self.forward.values()) + sum(self.backward.values()) + self.begin + self.loss + self.tail + self.optimizer
 
     @staticmethod
+    def slowest(ranks: list[Costs]) -> Costs:
+        """The longest that any rank took for each piece of one step."""
+        return Costs._of(ranks, max)
+
+    @staticmethod
     def median(found: list[Costs]) -> Costs:
-        """The middle of several steps, term by term."""
-        middle = lambda name: {unit: statistics.median(getattr(each, name)[unit] for each in found)  # noqa: E731
-                               for unit in getattr(found[0], name)}
-        plain = {name: statistics.median(getattr(each, name) for each in found) for name in ("begin", "loss", "tail", "optimizer")}
-        return Costs(middle("forward"), middle("backward"), **plain)
+        """The middle of several steps, piece by piece."""
+        return Costs._of(found, statistics.median)
+
+    @staticmethod
+    def _of(found: list[Costs], choose: Callable[[list[float]], float]) -> Costs:
+        by_unit = lambda name: {unit: choose([getattr(each, name)[unit] for each in found]) for unit in getattr(found[0], name)}  # noqa: E731
+        plain = {name: choose([getattr(each, name) for each in found]) for name in ("begin", "loss", "tail", "optimizer")}
+        return Costs(by_unit("forward"), by_unit("backward"), **plain)
 
 
 def from_architecture(shape: Architecture, machine: Machine, strategy: Strategy) -> Costs:

@@ -62,17 +62,19 @@ class Simulation:
                 "contention, what is computed slower while communication runs")
 
 
-def simulate(model: object, ranks: int, *, machine: str | Machine | None = None, costs: Costs | None = None, inputs: Any = None,
-             micro_batch: int = 1, sequence: int | None = None, recompute: str = "none", placements: Placements = ZERO3, replicas: int = 1,
-             units: Callable[[nn.Module], list[nn.Module]] = wrap.blocks, mp_policy: MixedPrecisionPolicy | None = None,
-             link: tuple[float, float] | None = None, in_flight: int | None = None, **options: Any) -> Simulation:
+def simulate(model: object, ranks: int, *, machine: str | Machine | None = None, costs: Costs | None = None, late: Costs | None = None,
+             inputs: Any = None, micro_batch: int = 1, sequence: int | None = None, recompute: str = "none",
+             placements: Placements = ZERO3, replicas: int = 1, units: Callable[[nn.Module], list[nn.Module]] = wrap.blocks,
+             mp_policy: MixedPrecisionPolicy | None = None, link: tuple[float, float] | None = None, in_flight: int | None = None,
+             **options: Any) -> Simulation:
     """Predict one training step.
 
     Args:
         model: a preset's name, an `Architecture`, or a function that builds a module.
         ranks: the world; it is not started.
         machine: whose figures give times of compute and collectives.
-        costs: times of compute instead, as `costs.from_ledger` takes them from a recorded step.
+        costs, late: times of compute instead, as `costs.from_ledger` takes them from a recorded step; those of the slowest rank, if ranks
+            differ.
         inputs: what forward takes (a tensor or a tuple), for a module.
         micro_batch, sequence, recompute: for a preset: sequences a rank, tokens in each, activation checkpointing (see `Strategy`).
         placements, replicas, units, options: as in `data_parallel`; `replicas` groups for HSDP; `units` is a function of the model.
@@ -100,9 +102,9 @@ def simulate(model: object, ranks: int, *, machine: str | Machine | None = None,
     clock = Clock()
     cost = _of_link(*link) if link is not None else partial(network.collective, spec)
     with _world(ranks, placements, replicas) as mesh:
-        carrier = Network(clock, cost, _stride, in_flight)
+        carrier, pace = Network(clock, cost, _stride, in_flight), Pace(clock, costs, late or costs)
         with collectives.carried_by(carrier.carry), ledger.timed_by(clock):
-            return _replay(built, arguments, mesh, placements, units, mp_policy, costs, clock, options)
+            return _replay(built, arguments, mesh, placements, units, mp_policy, pace, options)
 
 
 def _built(model: object, inputs: Any, micro_batch: int, sequence: int | None) -> tuple[nn.Module, tuple]:
@@ -162,26 +164,26 @@ def _stride(group: dist.ProcessGroup) -> int:
 
 
 def _replay(model: nn.Module, arguments: tuple, mesh: DeviceMesh, placements: Placements, units: Callable, policy: MixedPrecisionPolicy,
-            costs: Costs, clock: Clock, options: dict) -> Simulation:
+            pace: Pace, options: dict) -> Simulation:
     chosen = list(units(model))
     names = {module: name for name, module in model.named_modules()}
     for module in chosen:
-        _charge(module, costs, names[module], clock)
-    _charge(model, costs, ROOT, clock)
+        _charge(module, names[module], pace)
+    _charge(model, ROOT, pace)
     data_parallel(model, placements, mesh, units=chosen, mp_policy=policy, **options)
     first = next((module for module in model.modules() if module in set(chosen)), None)
     if first is not None:
-        first.register_forward_pre_hook(lambda _, args: after(args, lambda: clock.advance(costs.tail)), prepend=True)
-    optimizer = Moments(model.parameters(), lambda: clock.advance(costs.optimizer))
+        first.register_forward_pre_hook(lambda _, args: after(args, lambda: pace.spend("tail")), prepend=True)
+    optimizer = Moments(model.parameters(), lambda: pace.spend("optimizer"))
 
     def step() -> None:
-        clock.advance(costs.begin)
+        pace.spend("begin")
         try:
             output = model(*arguments)
         except NotImplementedError as error:
             raise ConfigError(f"{type(model).__name__} cannot run on the meta device ({str(error).splitlines()[0]}); a planner has no "
                               "numbers") from error
-        clock.advance(costs.loss)
+        pace.spend("loss")
         _loss(output).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -201,15 +203,29 @@ def _loss(output: Any) -> torch.Tensor:
     return value.float().mean()
 
 
-def _charge(module: nn.Module, costs: Costs, name: str, clock: Clock) -> None:
+@dataclass(frozen=True)
+class Pace:
+    """The clock, and what each piece of a step takes on it: this rank's costs and the slowest rank's."""
+
+    clock: Clock
+    own: Costs
+    late: Costs
+
+    def spend(self, piece: str, unit: str | None = None) -> None:
+        """Let the time of one piece go by ("forward" and "backward" are a unit's)."""
+        took = [getattr(costs, piece) if unit is None else getattr(costs, piece).get(unit, 0.0) for costs in (self.own, self.late)]
+        self.clock.advance(*took)
+
+
+def _charge(module: nn.Module, name: str, pace: Pace) -> None:
     """Let the clock advance at the end of a unit's forward and at the begin of its backward.
 
     Registered before the engine's own hooks, so forward's time is over when those run; the node on the output runs after the engine's
     hook on it has gathered the weights, and before the module's backward.
     """
     def forward(_: nn.Module, args: tuple, output: Any) -> Any:
-        clock.advance(costs.forward.get(name, 0.0))
-        return after(output, lambda: clock.advance(costs.backward.get(name, 0.0)))
+        pace.spend("forward", name)
+        return after(output, lambda: pace.spend("backward", name))
     module.register_forward_hook(forward)
 
 

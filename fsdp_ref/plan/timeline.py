@@ -13,6 +13,9 @@ exposed follows from the engine's own order, and nothing else.
 device, so a gather begins as early as it has a buffer: `in_flight` of them may be between their begin and their use (None: asked for at
 compute's pace, as on the CPU).
 
+[Note: late ranks] A collective begins when the last rank comes to it. Where ranks differ (a busy machine, uneven work), a second set of
+costs says how long the slowest takes for each piece; what this rank then waits is skew, not transfer.
+
 Pipelines have a stream of their own for sends between stages: `pipeline.run` times those. This module must never import the engine.
 """
 
@@ -29,22 +32,23 @@ STREAMS = {Lane.ALL_GATHER: "gather", Lane.REDUCE_SCATTER: "reduce", Lane.ALL_RE
 
 
 class Clock:
-    """Seconds of predicted compute time; reading it takes a nanosecond."""
+    """Seconds of predicted compute time; reading it takes a nanosecond. `late` is where the last rank stands. [Note: late ranks]"""
 
     def __init__(self) -> None:
-        self.time = 0.0
+        self.time = self.late = 0.0
 
     def __call__(self) -> float:
         self.time += TICK
         return self.time
 
-    def advance(self, seconds: float) -> None:
-        """Compute for so long."""
+    def advance(self, seconds: float, late: float | None = None) -> None:
+        """Compute for so long, and the last rank for `late`."""
         self.time += seconds
+        self.late = max(self.time, self.late + (seconds if late is None else late))
 
     def reach(self, moment: float) -> None:
         """Wait until `moment`, if it is not over."""
-        self.time = max(self.time, moment)
+        self.time, self.late = max(self.time, moment), max(self.late, moment)
 
 
 class Network:
@@ -67,7 +71,7 @@ class Network:
         stream = STREAMS.get(lane, "other")
         asked = self.clock()
         self.gathers += stream == "gather"
-        ready = self._buffer_free() if stream == "gather" and self.in_flight is not None else asked
+        ready = self._buffer_free() if stream == "gather" and self.in_flight is not None else max(asked, self.clock.late)
         begin = max(ready, self.free[stream], self.link)
         end = begin + self.cost(name, nbytes, ranks, self.stride_of(group))
         self.free[stream] = self.link = end

@@ -104,6 +104,17 @@ def test_streams_share_the_link_and_gathers_run_ahead_as_far_as_buffers_go():
     assert clock.time == pytest.approx(10.0)                                            # it had arrived at 2
 
 
+def test_a_late_rank_is_waited_for():
+    """The other rank takes 3 s for a layer's forward where this one takes 1: what follows each forward begins 2 s later for both."""
+    names = ["0", "1", "2"]
+    costs, late = (Costs(dict.fromkeys(names, forward), dict.fromkeys(names, 2.0)) for forward in (1.0, 3.0))
+    common = {"inputs": torch.zeros(1, 8), "units": lambda model: list(model), "link": (1e12, 0.0), "prefetch": 0}
+    found = simulate(three_layers, 2, costs=costs, late=late, **common)
+    assert found.exposed == pytest.approx(3 * 2, abs=1e-3) and found.seconds == pytest.approx(9 + 3 * 2, abs=1e-3)
+    slowest = Costs.slowest([costs, late])
+    assert slowest == late and simulate(three_layers, 2, costs=slowest, **common).seconds == pytest.approx(found.seconds, abs=1e-3)
+
+
 def test_gathers_ahead_hide_more():
     costs = Costs({f"blocks.{n}": 1.0 for n in range(3)}, {f"blocks.{n}": 2.0 for n in range(3)})
     common = {"costs": costs, "inputs": torch.zeros(2, 16, dtype=torch.long), "link": (15000.0, 0.0)}
