@@ -12,7 +12,7 @@ _HOMES = {
     "ledger": ["Ledger", "record"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ["checkpoint", "collectives", "contrast", "data", "engine", "fp8", "lab", "ledger", "models", "placements", "preemption",
+_MODULES = ["checkpoint", "collectives", "contrast", "data", "engine", "fp8", "lab", "ledger", "models", "placements", "plan", "preemption",
             "viz", "world"]
 
 __version__ = "0.1.0"

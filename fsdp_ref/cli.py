@@ -51,13 +51,20 @@ def bench(argv: list[str]) -> int:
     return command.main(argv[1:])
 
 
+def plan(argv: list[str]) -> int:
+    """Say what fits on which GPUs, how long a step takes, which strategy to use."""
+    from .plan import command
+    return command.main(argv)
+
+
 def doctor(argv: list[str]) -> int:
     """Say what this machine can run, and what is wrong with it."""
     from . import doctor as command
     return command.main(argv)
 
 
-COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "show": show, "checkpoint": checkpoint, "bench": bench, "doctor": doctor}
+COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "show": show, "checkpoint": checkpoint, "bench": bench, "plan": plan,
+                                                    "doctor": doctor}
 
 
 def overview() -> Parser:

@@ -29,7 +29,7 @@ from .errors import ConfigError
 from .ledger import Lane
 from .wire import emulate
 
-__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "emulate", "gather_json", "gather_ledgers",
+__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "carried_by", "emulate", "gather_json", "gather_ledgers",
            "reduce_scatter", "route"]
 
 # torch 2.13 renamed all_gather_into_tensor; the old name warns there and the new one is missing before.
@@ -39,6 +39,7 @@ _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTE
 
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
+_carrier: Carrier | None = None             # who carries messages instead of a network (plan/simulator.py)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,23 @@ def route(name: str) -> Iterator[None]:
         yield
     finally:
         _route = before
+
+
+Carrier = Callable[[tuple, dist.ProcessGroup], Callable[[], object]]
+
+
+@contextlib.contextmanager
+def carried_by(carrier: Carrier) -> Iterator[None]:
+    """Hand every collective to `carrier(facts, group)` instead of a network: it records it, and what it returns is called by `wait`.
+
+    Nothing is sent; for replays on the meta device. `facts`: lane, name, unit, phase, bytes of the message, ranks, sequence.
+    """
+    global _carrier
+    before, _carrier = _carrier, carrier
+    try:
+        yield
+    finally:
+        _carrier = before
 
 
 class Pending:
@@ -200,6 +218,8 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
     facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
+    if _carrier is not None:
+        return Pending(_carrier(facts, group), what, sequence, label, keep)
     begin = ledger.now()
     try:
         if message.is_cuda:

@@ -23,7 +23,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -135,11 +135,23 @@ _alive: dict[int, Allocation] = {}
 _shards: dict[int, list[Shard]] = {}
 _active: Ledger | None = None
 _rank = 0
+_clock: Callable[[], float] = time.perf_counter
 
 
 def now() -> float:
     """Seconds on the monotonic clock, which all processes of a machine share (Linux and macOS)."""
-    return time.perf_counter()
+    return _clock()
+
+
+@contextlib.contextmanager
+def timed_by(clock: Callable[[], float]) -> Iterator[None]:
+    """Take the time from `clock` instead: a predicted one (plan/simulator.py)."""
+    global _clock
+    before, _clock = _clock, clock
+    try:
+        yield
+    finally:
+        _clock = before
 
 
 def rank() -> int:

@@ -56,7 +56,7 @@ class Schedule:
                 module, attribute = param.slots[0]
                 path = names.get(id(module), "")
                 param.name = f"{path}.{attribute}" if path else attribute
-            if empty := [p.name for p in unit.params if p.local.is_meta]:
+            if empty := [p.name for p in unit.params if p.local.is_meta and unit.device.type != "meta"]:     # plan computes there
                 raise RuntimeError("FSDP parameters should be materialized from meta device before training, but the following were still "
                                    f"on meta device: {empty}\nFor example, call module.to_empty(device) to materialize to device and "
                                    "module.reset_parameters() on each module to initialize values.")

@@ -97,7 +97,7 @@ class Unit:
         home = self.params[0].local.device if self.params else self.home
         home = home if home.type == "meta" else self.home
         self.whole, fresh = None, not any(isinstance(p.sharded, DTensor) for p in self.params)
-        self.aliased = self.sharded and self.resident and not casts and all(plain) and home.type != "meta"
+        self.aliased = self.sharded and self.resident and not casts and all(plain) and home == self.home
         if self.aliased:
             self.allocate_whole()
             if fresh:

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
     "viz": ("errors", "rows", "ledger"),
+    "plan": (*FOUNDATION, "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
 }
 
