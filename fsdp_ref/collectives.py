@@ -199,7 +199,8 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     _sequence[group.group_name] += 1
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
-    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
+    leader = min(dist.get_process_group_ranks(group))
+    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, leader)
     begin = ledger.now()
     try:
         if message.is_cuda:
@@ -238,5 +239,5 @@ def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: 
 
 
 def _record(facts: tuple, begin, end, on_wire: float | None = None) -> None:
-    lane, name, unit, phase, nbytes, size, sequence = facts
-    ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire)
+    lane, name, unit, phase, nbytes, size, sequence, leader = facts
+    ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire, leader)

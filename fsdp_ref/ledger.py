@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from . import clock
+from . import clock, perfetto, textfile
 from .errors import FsdpRefError
 from .rows import Allocation, Category, Event, Lane, Shard, wire_bytes
 
@@ -111,13 +111,12 @@ class Ledger:
             raise FsdpRefError(f"the ledger has a row that cannot be read ({error}); record it again") from error
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write one JSON file; returns its path."""
-        path = Path(path)
-        try:
-            path.write_text(json.dumps(self.to_json()), encoding="utf-8")
-        except OSError as error:
-            raise FsdpRefError(f"cannot write the ledger {path} ({error.strerror}); give a place that exists and has room") from error
-        return path
+        """Write one JSON file, whole or not at all; returns its path."""
+        return textfile.write(path, json.dumps(self.to_json()), "the ledger")
+
+    def to_perfetto(self, path: str | os.PathLike, predicted: Ledger | None = None) -> Path:
+        """Write a trace of all ranks that ui.perfetto.dev and chrome://tracing open; `predicted` ranks stand beside the measured ones."""
+        return perfetto.write(self, path, predicted)
 
     @staticmethod
     def load(path: str | os.PathLike) -> Ledger:
@@ -203,10 +202,10 @@ def live_bytes(category: Category | None = None) -> int:
 
 
 def add_event(lane: Lane, name: str, unit: str, phase: str, start: float, end: float, nbytes: int = 0,
-              group_size: int = 1, sequence: int = -1, on_wire: float | None = None) -> None:
+              group_size: int = 1, sequence: int = -1, on_wire: float | None = None, leader: int = -1) -> None:
     """Write one event, if a recording is on."""
     if _active is not None:
-        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence, on_wire))
+        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence, on_wire, leader))
 
 
 @contextlib.contextmanager

@@ -101,9 +101,9 @@ def key(figure: Figure, entries: list[tuple[str, Style]], columns: int, bottom: 
                   fontsize=SMALL, handlelength=2.2, handleheight=1.1, columnspacing=1.4, borderaxespad=0.0)
 
 
-def boxes(axes: Axes, corners: list[tuple[float, float, float, float]], style: Style, *, edge: float = 0.6, order: float = 2) -> None:
+def boxes(axes: Axes, corners: list[tuple[float, float, float, float]] | np.ndarray, style: Style, *, edge: float = 0.6, order: float = 2) -> None:
     """Many boxes (x0, x1, y0, y1) of one style, in one artist; `edge` 0 leaves the edges out (boxes too thin to have an inside)."""
-    if corners:
+    if len(corners):
         outline = np.array(corners)[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]        # (boxes, 4 corners, x and y)
         axes.add_collection(PolyCollection(outline, facecolors=style.fill, edgecolors=EDGE if edge else "none", linewidths=edge,
                                            hatch=style.hatch or None, zorder=order), autolim=False)
