@@ -14,6 +14,7 @@ class Lane(enum.StrEnum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_REDUCE = "all-reduce"
     OTHER = "other collective"
+    SEND = "send and receive"
     WAIT = "wait"
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
@@ -29,6 +30,8 @@ class Category(enum.StrEnum):
     UNSHARDED_GRAD = "unsharded gradient"
     ALL_GATHER = "all-gather buffer"
     REDUCE_SCATTER = "reduce-scatter buffer"
+    ACTIVATION = "activation"
+    TEMPORARY = "temporary"
 
 
 def wire_bytes(name: str, nbytes: int, group_size: int) -> float:

@@ -48,6 +48,8 @@ CATEGORIES: dict[Category, Style] = {
     Category.UNSHARDED_GRAD: Style("#E69F00", "G", "++++"),
     Category.ALL_GATHER: Style("#F0E442", "a", "\\\\\\\\"),
     Category.REDUCE_SCATTER: Style("#CC79A7", "r", "\\\\\\\\"),
+    Category.ACTIVATION: Style("#EEEEEE", "x"),
+    Category.TEMPORARY: Style("#999933", "t", "oo"),
 }
 LANES: dict[Lane, Style] = {
     Lane.COMPUTE: Style("#0072B2", "F"),
@@ -55,6 +57,7 @@ LANES: dict[Lane, Style] = {
     Lane.REDUCE_SCATTER: Style("#CC79A7", "r"),
     Lane.ALL_REDUCE: Style("#999933", "A"),
     Lane.OTHER: Style("#BBBBBB", "c"),
+    Lane.SEND: Style("#66CCEE", "s"),
     Lane.WAIT: Style(PAPER, "w", LOST),
     Lane.OPTIMIZER: Style("#009E73", "o"),
     Lane.CHECKPOINT: Style("#DDDDDD", "k"),

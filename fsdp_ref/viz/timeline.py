@@ -222,7 +222,7 @@ def _paint(axes: Axes, marks: _Marks, names: dict[str, str], zero: float, unit: 
     for found in boxes.values():
         found[:, :2] = (found[:, :2] - zero) / unit.size
     pixel = 1 / style.DPI / inches
-    below = np.concatenate([found for look, found in boxes.items() if not look.hatch or look is style.LANES[Lane.WAIT]] or [np.empty((0, 4))])
+    below = np.concatenate([np.empty((0, 4)), *(boxes[look] for look in boxes if not look.hatch or look is style.LANES[Lane.WAIT])])
     for look, found in boxes.items():
         wide = found[:, 1] - found[:, 0] >= 0.03 / inches
         order, thin = 3 if look.hatch else 2, found[~wide]

@@ -10,16 +10,17 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "placements", "ledger", "world", "wire", "collectives")
+FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "placements", "ledger", "world", "wire", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
-    "textfile": ("errors",),
+    "textfile": ("errors",), "allocator": (), "alignment": (),
+    "saved": ("rows",), "ledger_file": ("errors", "rows"),
     "perfetto": ("errors", "rows", "textfile"),
     "placements": ("errors",),
-    "ledger": ("errors", "rows", "clock", "textfile", "perfetto"),
+    "ledger": ("errors", "rows", "clock", "allocator", "saved", "ledger_file", "textfile", "perfetto"),
     "world": ("errors", "ledger"),
     "wire": ("errors",),
-    "collectives": ("errors", "ledger", "world", "clock", "wire"),
+    "collectives": ("errors", "ledger", "world", "clock", "wire", "alignment"),
     "agreement": ("errors", "world", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (),

@@ -63,6 +63,7 @@ def zero3_step(rank: int, world: int, layers: int = 3) -> _Step:
         step.alive(Category.ALL_GATHER, unit, full, t - 1 * bool(i), t + 2.2)
         step.alive(Category.UNSHARDED_PARAM, unit, full, t + 2, t + 5)
         step.event(Lane.COMPUTE, "forward", unit, "forward", t + 2, t + 5)
+        step.alive(Category.ACTIVATION, unit, 64 * KIB, t + 3, 5.5 + 5 * layers + 6 * (layers - i))
         t += 5
     step.event(Lane.COMPUTE, "forward", "(root)", "forward", begin, t + 1)
     t = begin_back = t + 1.5
@@ -80,6 +81,7 @@ def zero3_step(rank: int, world: int, layers: int = 3) -> _Step:
     step.event(Lane.WAIT, "reduce-scatter", "layers.0", "backward", t, t + 2)
     step.event(Lane.COMPUTE, "backward", "(root)", "backward", begin_back, t + 3)
     step.event(Lane.OPTIMIZER, "step", "", "optimizer", t + 3.2, t + 5)
+    step.alive(Category.TEMPORARY, "", 200 * KIB, t + 3.2, t + 5)
     return step
 
 
@@ -92,6 +94,7 @@ def ddp_step(rank: int, world: int, layers: int = 3) -> _Step:
     t = 1.0
     for i in range(layers):
         step.event(Lane.COMPUTE, "forward", f"layers.{i}", "forward", t, t + 3)
+        step.alive(Category.ACTIVATION, f"layers.{i}", 64 * KIB, t + 1, 2.5 + 3 * layers + 5 * (layers - i))
         t += 3
     step.event(Lane.COMPUTE, "forward", "(root)", "forward", 1, t + 1)
     t = begin = t + 1.5

@@ -61,7 +61,7 @@ def test_a_notebook_gets_png_with_alt_text_then_the_table(monkeypatch):
     picture._ipython_display_()
     (image, metadata, _), (table, _, _) = shown
     assert image["image/png"] == picture.png() and metadata == {"image/png": {"alt": picture.alt}}
-    assert table["text/html"].startswith("<table><caption>Memory over one step") and "peak 1.27" not in table["text/html"]
+    assert table["text/html"].startswith("<table><caption>Memory over one step") and "peak 1.36" not in table["text/html"]
     assert "all at one moment" in table["text/plain"]
     data, metadata = picture._repr_mimebundle_()
     assert set(data) == {"image/png", "text/plain"} and metadata["image/png"]["alt"] == picture.alt
@@ -70,7 +70,7 @@ def test_a_notebook_gets_png_with_alt_text_then_the_table(monkeypatch):
 def test_without_ipython_words_and_table_are_printed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython.display", None)
     drawn("memory").show()
-    assert "ZeRO-3, rank 0: peak 1.27 MiB" in (out := capsys.readouterr().out) and "optimizer state" in out
+    assert "ZeRO-3, rank 0: peak 1.36 MiB" in (out := capsys.readouterr().out) and "optimizer state" in out
 
 
 def test_save_writes_both_files(tmp_path):
