@@ -93,7 +93,8 @@ class Ledger:
             raise FsdpRefError("there are no ledgers to merge; give the ledger of at least one rank")
         ahead = [shift for shift, _ in offsets] if offsets else [0.0] * len(ledgers)
         begin = min(ledger.start - shift for ledger, shift in zip(ledgers, ahead, strict=True))
-        merged = Ledger(meta=dict(ledgers[0].meta), end=max(ledger.end - shift for ledger, shift in zip(ledgers, ahead, strict=True)) - begin)
+        merged = Ledger(meta=dict(ledgers[0].meta), end=max(ledger.end - shift for ledger, shift in zip(ledgers, ahead,
+                                                                                                        strict=True)) - begin)
         for ledger, shift in zip(ledgers, ahead, strict=True):
             zero = begin + shift
             merged.events += [replace(e, start=e.start - zero, end=e.end - zero, on_wire=None if e.on_wire is None else e.on_wire - zero)
@@ -268,5 +269,5 @@ def record(*, activations: bool = False, **meta) -> Iterator[Ledger]:
 
 
 def _saved_for_backward() -> contextlib.AbstractContextManager[None]:
-    from . import saved                                     # it needs torch, which a reader of ledgers need not wait for
+    from . import saved  # it needs torch, which a reader of ledgers need not wait for
     return saved.watched(allocate, free)

@@ -43,7 +43,8 @@ def _shape(value: Any) -> bool:
 
 # what each field may hold; the words complete "..., which is no ..."
 _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "rank": (_count, "rank"), "lane": (lambda v: v in _LANES, f"lane ({', '.join(Lane)})"), "name": (_text, "text"), "unit": (_text, "text"),
+    "rank": (_count, "rank"), "lane": (lambda v: v in _LANES, f"lane ({', '.join(Lane)})"), "name": (_text, "text"), "unit": (_text,
+                                                                                                                              "text"),
     "phase": (_text, "text"), "start": (_number, "finite number of seconds"), "end": (_moment, "finite number of seconds"),
     "bytes": (_count, "number of bytes"), "group_size": (lambda v: type(v) is int and v >= 1, "size of a group"),
     "sequence": (lambda v: type(v) is int and v >= -1, "sequence number"), "on_wire": (_moment, "finite number of seconds"),
@@ -84,7 +85,7 @@ def _row(cls: type, row: Any, which: str) -> Any:
     wanted = _FIELDS[cls]
     for name, value in row.items():
         if name not in wanted:
-            raise FsdpRefError(f"the ledger's {which} has a field {_short(name)} that no row has; read it with a newer version, or record again")
+            raise FsdpRefError(f"the ledger's {which} has a field {_short(name)} that no row has; read it with a newer version")
         good, kind = _CHECKS[name]
         if not good(value):
             raise FsdpRefError(f"the ledger's {which} has {name} = {_short(value)}, which is no {kind}; record it again")
@@ -103,8 +104,8 @@ def _fits(row: Event | Allocation | Shard, which: str) -> None:
     if isinstance(row, Shard):
         length = row.shape[row.dim] if row.dim < len(row.shape) else 1
         if row.rows and row.offset + row.rows > length:
-            raise FsdpRefError(f"the ledger's {which} holds rows {row.offset} to {row.offset + row.rows} of {length} of {_short(row.name)}; "
-                               "record it again")
+            raise FsdpRefError(f"the ledger's {which} holds rows {row.offset} to {row.offset + row.rows} of {length} of "
+                               f"{_short(row.name)}; record it again")
     elif row.end is not None and row.end < row.start or isinstance(row, Event) and row.end is None:
         raise FsdpRefError(f"the ledger's {which} ends at {row.end}, before it starts at {row.start}; record it again")
 

@@ -46,8 +46,9 @@ class Event:
 
     `bytes` is the whole message (the gathered tensor, the tensor before scattering); `wire_bytes` is what this rank sends with a
     ring. `sequence` counts the collectives of one group, so the same number on two ranks is the same collective. `group_size`
-    is 1 for what is no collective; `leader` is the lowest rank of its group, which tells apart the groups of a mesh (-1: not known). Times are seconds on the machine's monotonic clock. `start` is when it was asked for; a collective
-    may have stood behind others then, and `on_wire` is when its turn came (None: at once, or not known).
+    is 1 for what is no collective; `leader` is the lowest rank of its group, which tells apart the groups of a mesh (-1: not known).
+    Times are seconds on the machine's monotonic clock. `start` is when it was asked for; a collective may have stood behind others
+    then, and `on_wire` is when its turn came (None: at once, or not known).
     """
 
     rank: int

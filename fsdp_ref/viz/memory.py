@@ -64,7 +64,7 @@ def memory_over_step(ledgers: Mapping[str, Ledger], *, rank: int | None = 0) -> 
     """
     if not isinstance(ledgers, Mapping) or not ledgers:
         raise ConfigError('memory_over_step needs a dict from name to ledger; call memory_over_step({"ZeRO-3": ledger})')
-    curves = [_curve(name, ledger, rank) for name, ledger in ledgers.items()]
+    curves = [curve_of(name, ledger, rank) for name, ledger in ledgers.items()]
     size = byte_unit(max(curve.peak for curve in curves))
     time = time_unit(max(float(curve.edges[-1]) for curve in curves))
     heading = "Memory over one step, by category"
@@ -76,7 +76,7 @@ def memory_over_step(ledgers: Mapping[str, Ledger], *, rank: int | None = 0) -> 
 # -- numbers ------------------------------------------------------------------------------------------------------------------
 
 
-def _curve(name: str, ledger: Ledger, rank: int | None) -> Curve:
+def curve_of(name: str, ledger: Ledger, rank: int | None) -> Curve:
     """The memory of one rank of one ledger; the picture's time starts where the ledger (or the window) starts."""
     ranks = sorted({row.rank for row in ledger.allocations})
     if not ranks:
@@ -156,7 +156,7 @@ def _draw(curves: list[Curve], size: Unit, time: Unit, heading: str) -> Figure:
         axes = figure.add_axes((left / style.WIDTH, low / total, width / style.WIDTH, height / total))
         axes.set_xlim(0, time.of(longest))
         axes.set_ylim(0, max(size.of(highest), 1e-9) * 1.22)
-        _draw_panel(axes, curve, size, time)
+        draw_panel(axes, curve, size, time)
         axes.set_xlabel(f"time since the start of the step ({time.name})")
         if column == 0:
             axes.set_ylabel(f"bytes alive ({size.name})")
@@ -167,15 +167,16 @@ def _draw(curves: list[Curve], size: Unit, time: Unit, heading: str) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, curve: Curve, size: Unit, time: Unit) -> None:
-    axes.set_title(f"{curve.name}, rank {curve.rank}", pad=17, fontsize=style.NORMAL + 1)
+def draw_panel(axes: Axes, curve: Curve, size: Unit, time: Unit, heading: str = "") -> None:
+    """One rank's stacked areas, phases and labelled peak; the caller has set the limits of the axes."""
+    axes.set_title(heading or f"{curve.name}, rank {curve.rank}", pad=17, fontsize=style.NORMAL + 1)
     edges, levels = _at_most(curve, 2 * round(axes.get_position().width * style.WIDTH * style.DPI))
     edges, floor = edges / time.size, np.zeros(levels.shape[1])
     for i, category in enumerate(Category):
         ceiling = floor + levels[i] / size.size
         _draw_band(axes, edges, floor, ceiling, style.CATEGORIES[category])
         floor = ceiling
-    _draw_phases(axes, curve, time)
+    draw_phases(axes, curve, time)
     x, y = time.of(curve.peak_time), size.of(curve.peak)
     left, right = axes.get_xlim()
     late = x > left + 0.6 * (right - left)
@@ -223,7 +224,7 @@ def _inches(axes: Axes, piece: tuple[float, float, float, float]) -> tuple[float
     return (piece[1] - piece[0]) / (right - left) * box.width * wide, (piece[3] - piece[2]) / (top - low) * box.height * high
 
 
-def _draw_phases(axes: Axes, curve: Curve, time: Unit) -> None:
+def draw_phases(axes: Axes, curve: Curve, time: Unit) -> None:
     """The phases' names over the panel, a dotted line where each begins."""
     width = axes.get_position().width * style.WIDTH
     share = axes.get_xlim()[1]

@@ -89,11 +89,14 @@ def axes_in_inches(figure: Figure, left: float, right: float, top: float, bottom
     return figure.add_axes((left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height))
 
 
-def title(figure: Figure, text: str, below: str = "") -> None:
-    """The title at the top left, and a line under it that says how to read the picture."""
+def title(figure: Figure, text: str, below: str = "", notes: list[str] | None = None) -> None:
+    """The title at the top left, a line under it that says how to read the picture, and in red what a reader must beware of."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, 1 - 0.08 / height, text, fontsize=LARGE, fontweight="bold", va="top", ha="left")
     figure.text(0.1 / width, 1 - 0.29 / height, below, fontsize=SMALL, va="top", ha="left", color="#333333")
+    for i, note in enumerate(notes or []):
+        figure.text(0.1 / width, 1 - (0.44 + 0.15 * i) / height, f"! {note}", fontsize=SMALL, va="top", ha="left", color="#AA0000",
+                    fontweight="bold")
 
 
 def key(figure: Figure, entries: list[tuple[str, Style]], columns: int, bottom: float = 0.05) -> None:
@@ -104,7 +107,8 @@ def key(figure: Figure, entries: list[tuple[str, Style]], columns: int, bottom: 
                   fontsize=SMALL, handlelength=2.2, handleheight=1.1, columnspacing=1.4, borderaxespad=0.0)
 
 
-def boxes(axes: Axes, corners: list[tuple[float, float, float, float]] | np.ndarray, style: Style, *, edge: float = 0.6, order: float = 2) -> None:
+def boxes(axes: Axes, corners: list[tuple[float, float, float, float]] | np.ndarray, style: Style, *, edge: float = 0.6,
+          order: float = 2) -> None:
     """Many boxes (x0, x1, y0, y1) of one style, in one artist; `edge` 0 leaves the edges out (boxes too thin to have an inside)."""
     if len(corners):
         outline = np.array(corners)[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]        # (boxes, 4 corners, x and y)

@@ -20,6 +20,7 @@ from ..ledger import Event, Lane, Ledger
 from ..rows import meeting
 from . import style, thinned
 from .intervals import Stretch, length, without
+from .notes import in_words, notes
 from .overlap import COMMUNICATION, RankTimes, busy, by_rank, drawable, last_arrivals, rank_times, stretches
 from .phases import fitting, phase_of, phase_spans, unit_labels
 from .picture import Picture
@@ -65,9 +66,10 @@ def step_timeline(ledger: Ledger, *, ranks: list[int] | None = None) -> Picture:
     unit = time_unit(max(row.step for row in times))
     heading = f"One step on {len(events)} rank{'s' * (len(events) > 1)}: compute and communication"
     more = f"; {len(events) - len(chosen)} more ranks not drawn, see the table" if len(chosen) < len(events) else ""
+    said = notes(ledger)
     with style.look():
-        figure = _draw({rank: events[rank] for rank in chosen}, arrivals, times, unit, heading, more)
-    return Picture(figure, _alt(times, unit, heading), _table(times, unit), heading)
+        figure = _draw({rank: events[rank] for rank in chosen}, arrivals, times, unit, heading, more, said)
+    return Picture(figure, _alt(times, unit, heading) + in_words(said), _table(times, unit), heading)
 
 
 def _table(times: list[RankTimes], unit: Unit) -> list[dict[str, object]]:
@@ -150,13 +152,14 @@ def _of(events: list[Event], lane: Lane) -> list[Event]:
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes], unit: Unit, heading: str, more: str) -> Figure:
+def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes], unit: Unit, heading: str, more: str,
+          said: list[str]) -> Figure:
     lanes, heights = _plan(ranks)
     group = sum(heights.values())
-    top, bottom, body = 0.72, 0.98, len(ranks) * (group + GAP)
+    top, bottom, body = 0.72 + 0.15 * len(said), 0.98, len(ranks) * (group + GAP)
     figure = style.new_figure(top + body + bottom)
     style.title(figure, heading, "hatched = exposed (no compute in progress) or blocked; tick = the last rank came to that collective"
-                + more)
+                + more, said)
     axes = style.axes_in_inches(figure, LEFT, RIGHT, top, bottom)
     zero = min(event.start for events in ranks.values() for event in events)
     span = max(event.end for events in ranks.values() for event in events) - zero

@@ -210,7 +210,8 @@ def test_a_full_weight_lives_from_its_gather_to_its_free(ranks):
             assert dies >= begins                                  # freed right after forward; in backward before its event is written
 
 
-BAD = [("rank", -1, "no rank"), ("lane", "lunch", "no lane"), ("start", float("nan"), "no finite number"), ("bytes", 1.5, "no number of bytes"),
+BAD = [("rank", -1, "no rank"), ("lane", "lunch", "no lane"), ("start", float("nan"), "no finite number"), ("bytes", 1.5,
+                                                                                                            "no number of bytes"),
        ("end", 0.5, "before it starts"), ("end", None, "before it starts"), ("group_size", 0, "no size"), ("colour", "red", "no row has"),
        ("unit", 7, "no text")]
 

@@ -10,7 +10,8 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "placements", "ledger", "world", "wire", "collectives")
+FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "placements", "ledger",
+              "world", "wire", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "textfile": ("errors",), "allocator": (), "alignment": (),
