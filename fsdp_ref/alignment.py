@@ -26,7 +26,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def machine() -> str:
-    """A word that all processes of a machine have in common and that says nothing about it: a digest of the boot's number or host's name."""
+    """A word that all processes of a machine have in common and that says nothing about it: a digest of the boot's number or host name."""
     try:
         name = _BOOT.read_text(encoding="ascii")
     except OSError:

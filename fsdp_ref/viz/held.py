@@ -32,6 +32,8 @@ def held_by_stage(ledgers: Mapping[str, Ledger]) -> Picture:
     if not isinstance(ledgers, Mapping) or not ledgers:
         raise ConfigError('held_by_stage needs a dict from name to ledger; call held_by_stage({"DDP": one, "ZeRO-3": other})')
     held = {name: {rank: _held(ledger, rank, name) for rank in ledger.ranks} for name, ledger in ledgers.items()}
+    if empty := [name for name, ranks in held.items() if not ranks]:
+        raise FsdpRefError(f"the ledger of {empty[0]!r} holds no rows; record a step of a model that the engine manages")
     unit = byte_unit(max(sum(kinds.values()) for ranks in held.values() for kinds in ranks.values()))
     heading = "Who holds parameter, gradient and optimizer state"
     table = [{"strategy": name, "rank": rank,

@@ -93,7 +93,8 @@ def ring(kind: str, world: int = 4, *, nbytes: int = 4 * 2**20, step: int | None
               **{f"rank {r}": " ".join(_text(steps[i], kind, r, c) or "–" for c in range(world)) for r in range(world)}} for i in chosen]
     rounds = len(steps) - 1
     alt = (f"{heading}: a table of {world} ranks by {world} chunks for {'each step' if step is None else 'one step'}. In {rounds} "
-           f"steps each rank sends {rounds} chunks of {unit.text(chunk)}, {unit.text(rounds * chunk)} in all, which is {rounds}/{world} of the message. "
+           f"steps each rank sends {rounds} chunks of {unit.text(chunk)}, {unit.text(rounds * chunk)} in all, "
+           f"which is {rounds}/{world} of the message. "
            f"Last state shown: rank 0 holds {table[-1]['rank 0']}.")
     with style.look():
         return Picture(_draw([(i, steps[i]) for i in chosen], kind, world, nbytes, heading), alt, table, heading)
