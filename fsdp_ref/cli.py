@@ -23,13 +23,17 @@ def train(argv: list[str]) -> int:
 def show(argv: list[str]) -> int:
     """Draw a run: who holds what, one step's timeline, memory."""
     p = Parser(prog="fsdp-ref show", description="Draw the recorded step of one run (or of several, side by side): who holds which rows of "
-               "which parameter, what every rank did when, which memory was alive. Each picture is a PNG with a Markdown file of its words "
-               "and numbers; report.md holds all of them.", epilog="Record a step with: fsdp-ref train --out RUN --ledger")
+               "which parameter, what every rank did when, which memory was alive, what went over the wire. Each picture is a PNG and "
+               "an SVG with a Markdown file of its words and numbers; report.html and report.md hold all of them, and trace.json opens in "
+               "ui.perfetto.dev.", epilog="Record a step with: fsdp-ref train --out RUN --ledger")
     p.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="a run's folder, or a ledger.json")
     p.add_argument("--out", required=True, metavar="DIR", type=Path, help="the folder for pictures and report (made if need be)")
+    p.add_argument("--load-on", type=int, metavar="M", help="draw the run's checkpoint as M ranks would load it (default: as it was saved)")
     args = p.parse_args(argv)
+    if args.load_on is not None and args.load_on < 1:
+        raise ConfigError(f"--load-on {args.load_on} is no number of ranks; give 1 or more")
     from . import report
-    print(report.write(args.runs, args.out))
+    print(report.write(args.runs, args.out, load_on=args.load_on))
     return 0
 
 

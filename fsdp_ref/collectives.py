@@ -23,7 +23,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from . import ledger, wire, world
+from . import alignment, ledger, wire, world
 from .clock import stamp
 from .errors import ConfigError
 from .ledger import Lane
@@ -36,6 +36,8 @@ __all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTER, "all_reduce")}
+
+BARRIERS = 3                                 # that align the clocks of a recording; the narrowest counts
 
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
@@ -182,8 +184,15 @@ def barrier(group: dist.ProcessGroup | None = None, label: Label = Label(phase="
 
 
 def gather_ledgers(mine: ledger.Ledger, group: dist.ProcessGroup | None = None) -> ledger.Ledger:
-    """The merged ledger of all ranks, on every rank (call it on every rank, after the recording has ended)."""
-    return ledger.Ledger.merge([ledger.Ledger.from_json(data) for data in gather_json(mine.to_json(), group)])
+    """The merged ledger of all ranks on rank 0's clock, on every rank (call it on every rank, after the recording has ended)."""
+    barriers = []
+    for _ in range(BARRIERS):
+        entered = ledger.now()
+        barrier(group)
+        barriers.append((entered, ledger.now()))
+    facts = gather_json([mine.to_json(), barriers, alignment.machine()], group)
+    offsets = [alignment.offset(facts[0][1], theirs, machine == facts[0][2]) for _, theirs, machine in facts]
+    return ledger.Ledger.merge([ledger.Ledger.from_json(data) for data, _, _ in facts], offsets)
 
 
 def control_device(group: dist.ProcessGroup) -> torch.device:
@@ -217,7 +226,8 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     _sequence[group.group_name] += 1
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
-    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
+    leader = min(dist.get_process_group_ranks(group))
+    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, leader)
     if _carrier is not None:
         return Pending(_carrier(facts, group), what, sequence, label, keep)
     begin = ledger.now()
@@ -258,5 +268,5 @@ def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: 
 
 
 def _record(facts: tuple, begin, end, on_wire: float | None = None) -> None:
-    lane, name, unit, phase, nbytes, size, sequence = facts
-    ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire)
+    lane, name, unit, phase, nbytes, size, sequence, leader = facts
+    ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire, leader)

@@ -24,10 +24,10 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import clock
+from . import allocator, clock, ledger_file, perfetto, textfile
 from .errors import FsdpRefError
 from .rows import Allocation, Category, Event, Lane, Shard, wire_bytes
 
@@ -80,44 +80,51 @@ class Ledger:
         return peak
 
     @staticmethod
-    def merge(ledgers: list[Ledger]) -> Ledger:
-        """One ledger with the rows of all, on one clock that starts at 0 with the earliest recording."""
-        zero = min(ledger.start for ledger in ledgers)
-        merged = Ledger(meta=dict(ledgers[0].meta), end=max(ledger.end for ledger in ledgers) - zero)
-        for ledger in ledgers:
+    def merge(ledgers: list[Ledger], offsets: list[tuple[float, float]] | None = None) -> Ledger:
+        """One ledger with the rows of all, on one clock that starts at 0 with the earliest recording.
+
+        `offsets`: how far each ledger's clock is ahead, and by how much that may be wrong (alignment.py); the largest error is
+        `meta["clock_error_seconds"]` afterwards. Without them the clocks are taken to be one.
+
+        Raises:
+            FsdpRefError: there is nothing to merge.
+        """
+        if not ledgers:
+            raise FsdpRefError("there are no ledgers to merge; give the ledger of at least one rank")
+        ahead = [shift for shift, _ in offsets] if offsets else [0.0] * len(ledgers)
+        begin = min(ledger.start - shift for ledger, shift in zip(ledgers, ahead, strict=True))
+        merged = Ledger(meta=dict(ledgers[0].meta), end=max(ledger.end - shift for ledger, shift in zip(ledgers, ahead,
+                                                                                                        strict=True)) - begin)
+        for ledger, shift in zip(ledgers, ahead, strict=True):
+            zero = begin + shift
             merged.events += [replace(e, start=e.start - zero, end=e.end - zero, on_wire=None if e.on_wire is None else e.on_wire - zero)
                               for e in ledger.events]
             merged.allocations += [replace(a, start=a.start - zero, end=None if a.end is None else a.end - zero)
                                    for a in ledger.allocations]
             merged.shards += ledger.shards
+            if "stopped" in ledger.meta:
+                merged.meta["stopped"] = ledger.meta["stopped"]
+        if offsets:
+            merged.meta["clock_error_seconds"] = max(error for _, error in offsets)
         merged.events.sort(key=lambda event: (event.start, event.rank))
         return merged
 
     def to_json(self) -> dict:
         """Plain lists and numbers, for `json.dump`."""
-        rows = {kind: [asdict(row) for row in getattr(self, kind)] for kind in ("events", "allocations", "shards")}
-        return {"format": "fsdp_ref ledger 1", "start": self.start, "end": self.end, "meta": self.meta, **rows}
+        return ledger_file.as_json(self)
 
     @staticmethod
     def from_json(data: dict) -> Ledger:
-        """The inverse of `to_json`. Raises FsdpRefError when `data` is something else."""
-        if not isinstance(data, dict) or data.get("format") != "fsdp_ref ledger 1":
-            raise FsdpRefError("this is not a ledger of fsdp_ref (format 1); record one with fsdp-ref train --ledger")
-        try:
-            shards = [Shard(**{**row, "shape": tuple(row["shape"])}) for row in data["shards"]]
-            return Ledger([Event(**row) for row in data["events"]], [Allocation(**row) for row in data["allocations"]], shards,
-                          float(data["start"]), float(data["end"]), dict(data["meta"]))
-        except (KeyError, TypeError, ValueError) as error:
-            raise FsdpRefError(f"the ledger has a row that cannot be read ({error}); record it again") from error
+        """The inverse of `to_json`. Raises FsdpRefError naming what is wrong when `data` is something else (see ledger_file.py)."""
+        return Ledger(**ledger_file.rows_of(data))
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write one JSON file; returns its path."""
-        path = Path(path)
-        try:
-            path.write_text(json.dumps(self.to_json()), encoding="utf-8")
-        except OSError as error:
-            raise FsdpRefError(f"cannot write the ledger {path} ({error.strerror}); give a place that exists and has room") from error
-        return path
+        """Write one JSON file, whole or not at all; returns its path."""
+        return textfile.write(path, json.dumps(self.to_json()), "the ledger")
+
+    def to_perfetto(self, path: str | os.PathLike, predicted: Ledger | None = None) -> Path:
+        """Write a trace of all ranks that ui.perfetto.dev and chrome://tracing open; `predicted` ranks stand beside the measured ones."""
+        return perfetto.write(self, path, predicted)
 
     @staticmethod
     def load(path: str | os.PathLike) -> Ledger:
@@ -215,10 +222,10 @@ def live_bytes(category: Category | None = None) -> int:
 
 
 def add_event(lane: Lane, name: str, unit: str, phase: str, start: float, end: float, nbytes: int = 0,
-              group_size: int = 1, sequence: int = -1, on_wire: float | None = None) -> None:
+              group_size: int = 1, sequence: int = -1, on_wire: float | None = None, leader: int = -1) -> None:
     """Write one event, if a recording is on."""
     if _active is not None:
-        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence, on_wire))
+        _active.events.append(Event(_rank, lane, name, unit, phase, start, end, nbytes, group_size, sequence, on_wire, leader))
 
 
 @contextlib.contextmanager
@@ -237,11 +244,13 @@ def mark(name: str) -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def record(**meta) -> Iterator[Ledger]:
+def record(*, activations: bool = False, **meta) -> Iterator[Ledger]:
     """Record this rank's events and allocations; yields the ledger, which is complete when the block ends.
 
-    Keyword arguments go to `ledger.meta`. Recordings do not nest. Models that nobody uses any more are collected first: a module and
-    its hooks refer to each other, so Python would otherwise keep them, and their bytes, for a while.
+    With `activations` also the tensors that autograd saves for backward on this thread (saved.py). Keyword arguments go to `ledger.meta`;
+    a block that ends in an exception leaves its name there, under "stopped". On a GPU the allocator's own figures stand there too.
+    Recordings do not nest. Models that nobody uses any more are collected first: a module and its hooks refer to each other, so Python
+    would otherwise keep them, and their bytes, for a while.
     """
     global _active
     if _active is not None:
@@ -252,11 +261,25 @@ def record(**meta) -> Iterator[Ledger]:
         row.start, row.end = begin, None
     _active = ledger = Ledger(allocations=[row for row in _alive.values() if row.bytes], start=begin, meta=dict(meta))
     ledger.shards = [shard for rows in _shards.values() for shard in rows]
+    figures = allocator.Figures()
     try:
-        yield ledger
+        with _saved_for_backward() if activations else contextlib.nullcontext():
+            yield ledger
+    except BaseException as error:
+        ledger.meta["stopped"] = type(error).__name__
+        raise
     finally:
         _active = None
         for event in ledger.events:
             event.start, event.end = clock.resolve(event.start), clock.resolve(event.end)
         ledger.end = now()
+        ledger.meta |= figures.since()
         ledger.allocations = [replace(row) for row in ledger.allocations]      # later frees must not edit a finished ledger
+        if activations:
+            from . import saved
+            saved.name_units(ledger.allocations, ledger.events)
+
+
+def _saved_for_backward() -> contextlib.AbstractContextManager[None]:
+    from . import saved  # it needs torch, which a reader of ledgers need not wait for
+    return saved.watched(allocate, free)

@@ -1,24 +1,45 @@
-"""The report of a run: every picture of its ledger, with its words and numbers, in one Markdown file.
+"""The report of a run: every picture of its ledger, as PNG, SVG, Markdown and one web page, and a trace for Perfetto.
 
-Reads ledgers, draws, writes; this module must never start ranks or import the engine.
+Reads ledgers (and the manifest of a checkpoint), draws, writes; this module must never start ranks or import the engine.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from .errors import ConfigError
+from . import textfile
+from .errors import ConfigError, FsdpRefError
 from .ledger import Ledger
-from .viz import Picture, memory_over_step, shard_map, step_timeline
+from .viz import (
+    Picture,
+    Piece,
+    SavedTensor,
+    checkpoint_map,
+    held_by_stage,
+    memory_by_rank,
+    memory_over_step,
+    peak_waterfall,
+    shard_map,
+    step_timeline,
+    weight_lifetimes,
+    wire_by_stage,
+)
+from .viz.page import page
+from .viz.shards import item_bytes
+
+TITLE = "What the ranks did in one step"
 
 
-def write(runs: list[Path], out: Path) -> str:
+def write(runs: list[Path], out: Path, *, load_on: int | None = None) -> str:
     """Draw `runs` (folders with a ledger.json, or ledgers) into the folder `out`; returns a sentence that says what was written.
 
-    Each run gets a shard map and a timeline; memory is one picture with all of them on the same axes.
+    Each run gets its own pictures and a trace; memory, what is held and what is sent are one picture each, all runs on the same axes. A
+    picture that cannot be drawn (a ledger without events, say) is named in the report with the reason. A run's latest checkpoint is drawn as
+    it would be loaded by `load_on` ranks (default: as many as saved it).
 
     Raises:
-        FsdpRefError: a ledger is missing or holds nothing to draw, or `out` cannot be written.
+        FsdpRefError: a ledger is missing or damaged, nothing could be drawn, or `out` cannot be written.
     """
     ledgers = _by_name(runs)
     try:
@@ -26,16 +47,74 @@ def write(runs: list[Path], out: Path) -> str:
     except OSError as error:
         raise ConfigError(f"cannot make the folder {out} ({error.strerror}); choose another --out") from error
     pictures: dict[str, Picture] = {}
-    for name, ledger in ledgers.items():
-        prefix = "" if len(ledgers) == 1 else f"{_file_name(name)}-"
-        pictures[f"{prefix}shards"] = shard_map(ledger)
-        pictures[f"{prefix}timeline"] = step_timeline(ledger)
-    pictures["memory"] = memory_over_step(ledgers)
+    failed: dict[str, str] = {}
+    for name, draw in _plan(ledgers, {name: run for (name, _), run in zip(ledgers.items(), runs, strict=True)}, load_on).items():
+        try:
+            pictures[name] = draw()
+        except FsdpRefError as error:
+            failed[name] = str(error)
+    if not pictures:
+        raise FsdpRefError(f"nothing could be drawn: {next(iter(failed.values()))}")
     for name, picture in pictures.items():
         picture.save(out / f"{name}.png")
-    report = out / "report.md"
-    report.write_text(_markdown(ledgers, pictures), encoding="utf-8")
-    return f"{len(pictures)} pictures and {report}"
+        textfile.write(out / f"{name}.svg", picture.svg(), "the picture")
+    links = {f"{name}: trace of all ranks, for ui.perfetto.dev": f"{_prefix(ledgers, name)}trace.json" for name, ledger in ledgers.items()
+             if ledger.events or ledger.allocations}
+    for (_, file), ledger in zip(links.items(), ledgers.values(), strict=False):
+        ledger.to_perfetto(out / file)
+    notes = [f"{name}: {reason}" for name, reason in failed.items()]
+    textfile.write(out / "report.md", _markdown(ledgers, pictures, notes), "the report")
+    web = textfile.write(out / "report.html", page(TITLE, _facts(ledgers), pictures, links, notes=notes), "the report")
+    return f"{len(pictures)} pictures (PNG, SVG), {web}, report.md and {len(links)} trace{'s' * (len(links) != 1)} for ui.perfetto.dev"
+
+
+def _plan(ledgers: dict[str, Ledger], runs: dict[str, Path], load_on: int | None) -> dict[str, Callable[[], Picture]]:
+    """File name -> what draws it, in the order of the report."""
+    plan: dict[str, Callable[[], Picture]] = {}
+    for name, ledger in ledgers.items():
+        prefix = _prefix(ledgers, name)
+        plan[f"{prefix}shards"] = lambda ledger=ledger: shard_map(ledger)
+        plan[f"{prefix}timeline"] = lambda ledger=ledger: step_timeline(ledger)
+        plan[f"{prefix}ranks"] = lambda ledger=ledger: memory_by_rank(ledger)
+        plan[f"{prefix}lifetimes"] = lambda ledger=ledger: weight_lifetimes(ledger, min(ledger.ranks, default=0))
+        if "allocator" in ledger.meta:
+            plan[f"{prefix}waterfall"] = lambda ledger=ledger: peak_waterfall(ledger, min(ledger.ranks, default=0))
+        if (runs[name] / "checkpoints").is_dir():
+            plan[f"{prefix}checkpoint"] = lambda run=runs[name]: checkpoint_map(saved_tensors(run / "checkpoints", load_on))
+    plan["memory"] = lambda: memory_over_step(ledgers)
+    plan["held"] = lambda: held_by_stage(ledgers)
+    plan["wire"] = lambda: wire_by_stage(ledgers)
+    return plan
+
+
+def saved_tensors(checkpoints: Path, load_on: int | None = None) -> list[SavedTensor]:
+    """The latest checkpoint's model tensors as the map's description, as `load_on` ranks would load them.
+
+    Raises:
+        FsdpRefError: there is no complete checkpoint.
+    """
+    from .checkpoint import latest  # it needs torch, which most reports do not
+    from .checkpoint.layout import rank_of
+    from .checkpoint.manifest import Manifest
+    step_dir = latest(checkpoints)
+    if step_dir is None:
+        raise FsdpRefError(f"{checkpoints} holds no complete checkpoint; save one with fsdp-ref train --save-every")
+    manifest = Manifest.read(step_dir)
+    ranks = load_on or manifest.world_size
+    found = []
+    for name, entry in manifest.model.items():
+        dim = next((d for piece in entry.pieces for d, size in enumerate(piece.box.sizes) if size != entry.shape[d]), 0)
+        rows = entry.shape[dim] if entry.shape else 1
+        chunk = -(-rows // ranks)
+        loaded = tuple(Piece(rank, min(rank * chunk, rows), min((rank + 1) * chunk, rows)) for rank in range(ranks))
+        saved = tuple(Piece(rank_of(piece.file), piece.box.offsets[dim] if entry.shape else 0,
+                            (piece.box.offsets[dim] + piece.box.sizes[dim]) if entry.shape else 1, piece.file) for piece in entry.pieces)
+        found.append(SavedTensor(name, rows, entry.elements // max(1, rows) * item_bytes(entry.dtype), saved, loaded))
+    return found
+
+
+def _prefix(ledgers: dict[str, Ledger], name: str) -> str:
+    return "" if len(ledgers) == 1 else f"{_file_name(name)}-"
 
 
 def _by_name(runs: list[Path]) -> dict[str, Ledger]:
@@ -62,11 +141,17 @@ def _file_name(name: str) -> str:
     return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name.lower())
 
 
-def _markdown(ledgers: dict[str, Ledger], pictures: dict[str, Picture]) -> str:
-    lines = ["# What the ranks did in one step", ""]
+def _facts(ledgers: dict[str, Ledger]) -> list[str]:
+    """A line a run: what its recording says about itself."""
+    lines = []
     for name, ledger in ledgers.items():
         facts = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in ledger.meta.items() if key != "strategy")
-        lines.append(f"- **{name}**: {facts or 'no facts recorded'}; {len(ledger.events)} events on {len(ledger.ranks)} ranks")
+        lines.append(f"{name}: {facts or 'no facts recorded'}; {len(ledger.events)} events on {len(ledger.ranks)} ranks")
+    return lines
+
+
+def _markdown(ledgers: dict[str, Ledger], pictures: dict[str, Picture], notes: list[str]) -> str:
+    lines = [f"# {TITLE}", "", *(f"- {fact}" for fact in _facts(ledgers)), *(f"- not drawn: {note}" for note in notes)]
     for file, picture in pictures.items():
         alt = picture.alt.replace("[", "(").replace("]", ")").replace("\n", " ")
         title, rest = picture.markdown.split("\n", 1)

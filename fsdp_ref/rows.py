@@ -14,6 +14,7 @@ class Lane(enum.StrEnum):
     REDUCE_SCATTER = "reduce-scatter"
     ALL_REDUCE = "all-reduce"
     OTHER = "other collective"
+    SEND = "send and receive"
     WAIT = "wait"
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
@@ -29,6 +30,8 @@ class Category(enum.StrEnum):
     UNSHARDED_GRAD = "unsharded gradient"
     ALL_GATHER = "all-gather buffer"
     REDUCE_SCATTER = "reduce-scatter buffer"
+    ACTIVATION = "activation"
+    TEMPORARY = "temporary"
 
 
 def wire_bytes(name: str, nbytes: int, group_size: int) -> float:
@@ -43,8 +46,9 @@ class Event:
 
     `bytes` is the whole message (the gathered tensor, the tensor before scattering); `wire_bytes` is what this rank sends with a
     ring. `sequence` counts the collectives of one group, so the same number on two ranks is the same collective. `group_size`
-    is 1 for what is no collective. Times are seconds on the machine's monotonic clock. `start` is when it was asked for; a collective
-    may have stood behind others then, and `on_wire` is when its turn came (None: at once, or not known).
+    is 1 for what is no collective; `leader` is the lowest rank of its group, which tells apart the groups of a mesh (-1: not known).
+    Times are seconds on the machine's monotonic clock. `start` is when it was asked for; a collective may have stood behind others
+    then, and `on_wire` is when its turn came (None: at once, or not known).
     """
 
     rank: int
@@ -58,6 +62,7 @@ class Event:
     group_size: int = 1
     sequence: int = -1
     on_wire: float | None = None
+    leader: int = -1
 
     @property
     def seconds(self) -> float:
@@ -67,6 +72,11 @@ class Event:
     def wire_bytes(self) -> float:
         """Bytes this rank sends in a ring: (n-1)/n of the message, twice that for an all-reduce (= reduce-scatter + all-gather)."""
         return wire_bytes(self.name, self.bytes, self.group_size)
+
+
+def meeting(event: Event) -> tuple:
+    """What two ranks' events have in common when they are one collective. Its last entry is the size of the group."""
+    return event.leader, event.sequence, event.lane, event.unit, event.phase, event.group_size
 
 
 @dataclass(slots=True)

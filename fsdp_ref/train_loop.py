@@ -215,7 +215,7 @@ class Trainer(Learner):
         """A step with the ledger on; rank 0 writes RUN/ledger.json with the rows of every rank."""
         facts = {"strategy": PLACEMENTS[self.options.strategy].name, "world_size": self.here.size, "backend": self.here.backend,
                  "device": self.here.device.type, "step": self.step + 1}
-        with ledger.record(**facts) as mine:
+        with ledger.record(activations=True, **facts) as mine:
             collectives.barrier()                            # so that the picture does not begin with ranks waiting for each other
             with ledger.mark("step"):
                 row = self.train_step()

@@ -67,7 +67,7 @@ class Network:
 
     def carry(self, facts: tuple, group: object) -> Callable[[], None]:
         """A collective is asked for; returns what waits for it (`collectives.carried_by`)."""
-        lane, name, unit, phase, nbytes, ranks, sequence = facts
+        lane, name, unit, phase, nbytes, ranks, sequence, leader = facts
         stream = STREAMS.get(lane, "other")
         asked = self.clock()
         self.gathers += stream == "gather"
@@ -75,7 +75,7 @@ class Network:
         begin = max(ready, self.free[stream], self.link)
         end = begin + self.cost(name, nbytes, ranks, self.stride_of(group))
         self.free[stream] = self.link = end
-        ledger.add_event(lane, name, unit, phase, min(asked, begin), end, nbytes, ranks, sequence, begin)
+        ledger.add_event(lane, name, unit, phase, min(asked, begin), end, nbytes, ranks, sequence, begin, leader)
 
         def wait() -> None:
             self.clock.reach(end)

@@ -1,6 +1,7 @@
 """Picture 3: which bytes were alive during one step, stacked by category, one panel per strategy on the same axes.
 
-Memory is piecewise constant: it changes only where an allocation begins or ends, so the edges drawn are exact, not sampled. The
+Memory is piecewise constant: it changes only where an allocation begins or ends, so the edges drawn are exact, not sampled. (Where
+there are more of them than half pixels, each half pixel shows the moment in it with the highest total, so no peak is lost.) The
 figures are the engine's own books (parameters, gradients, optimizer state, buffers), not the process's size. This module must
 never give two panels different axes.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -35,7 +37,7 @@ class Curve:
     levels: np.ndarray       # (categories, n)
     phases: list[tuple[str, float, float]]
 
-    @property
+    @cached_property
     def total(self) -> np.ndarray:
         return self.levels.sum(axis=0)
 
@@ -62,7 +64,7 @@ def memory_over_step(ledgers: Mapping[str, Ledger], *, rank: int | None = 0) -> 
     """
     if not isinstance(ledgers, Mapping) or not ledgers:
         raise ConfigError('memory_over_step needs a dict from name to ledger; call memory_over_step({"ZeRO-3": ledger})')
-    curves = [_curve(name, ledger, rank) for name, ledger in ledgers.items()]
+    curves = [curve_of(name, ledger, rank) for name, ledger in ledgers.items()]
     size = byte_unit(max(curve.peak for curve in curves))
     time = time_unit(max(float(curve.edges[-1]) for curve in curves))
     heading = "Memory over one step, by category"
@@ -74,7 +76,7 @@ def memory_over_step(ledgers: Mapping[str, Ledger], *, rank: int | None = 0) -> 
 # -- numbers ------------------------------------------------------------------------------------------------------------------
 
 
-def _curve(name: str, ledger: Ledger, rank: int | None) -> Curve:
+def curve_of(name: str, ledger: Ledger, rank: int | None) -> Curve:
     """The memory of one rank of one ledger; the picture's time starts where the ledger (or the window) starts."""
     ranks = sorted({row.rank for row in ledger.allocations})
     if not ranks:
@@ -154,7 +156,7 @@ def _draw(curves: list[Curve], size: Unit, time: Unit, heading: str) -> Figure:
         axes = figure.add_axes((left / style.WIDTH, low / total, width / style.WIDTH, height / total))
         axes.set_xlim(0, time.of(longest))
         axes.set_ylim(0, max(size.of(highest), 1e-9) * 1.22)
-        _draw_panel(axes, curve, size, time)
+        draw_panel(axes, curve, size, time)
         axes.set_xlabel(f"time since the start of the step ({time.name})")
         if column == 0:
             axes.set_ylabel(f"bytes alive ({size.name})")
@@ -165,21 +167,33 @@ def _draw(curves: list[Curve], size: Unit, time: Unit, heading: str) -> Figure:
     return figure
 
 
-def _draw_panel(axes: Axes, curve: Curve, size: Unit, time: Unit) -> None:
-    axes.set_title(f"{curve.name}, rank {curve.rank}", pad=17, fontsize=style.NORMAL + 1)
-    edges = curve.edges / time.size
-    floor = np.zeros(curve.levels.shape[1])
+def draw_panel(axes: Axes, curve: Curve, size: Unit, time: Unit, heading: str = "") -> None:
+    """One rank's stacked areas, phases and labelled peak; the caller has set the limits of the axes."""
+    axes.set_title(heading or f"{curve.name}, rank {curve.rank}", pad=17, fontsize=style.NORMAL + 1)
+    edges, levels = _at_most(curve, 2 * round(axes.get_position().width * style.WIDTH * style.DPI))
+    edges, floor = edges / time.size, np.zeros(levels.shape[1])
     for i, category in enumerate(Category):
-        ceiling = floor + curve.levels[i] / size.size
+        ceiling = floor + levels[i] / size.size
         _draw_band(axes, edges, floor, ceiling, style.CATEGORIES[category])
         floor = ceiling
-    _draw_phases(axes, curve, time)
+    draw_phases(axes, curve, time)
     x, y = time.of(curve.peak_time), size.of(curve.peak)
     left, right = axes.get_xlim()
     late = x > left + 0.6 * (right - left)
     axes.plot([x], [y], marker="o", markersize=4, color=style.EDGE, zorder=7)
     axes.annotate(f"peak {size.text(curve.peak)}", (x, y), xytext=(-4 if late else 4, 5), textcoords="offset points", fontweight="bold",
                   ha="right" if late else "left", va="bottom", zorder=8)
+
+
+def _at_most(curve: Curve, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+    """The curve's edges and levels; of a curve with more than `pieces` pieces, in each of `pieces` equal parts the fullest moment."""
+    if curve.levels.shape[1] <= pieces:
+        return curve.edges, curve.levels
+    grid = np.linspace(curve.edges[0], curve.edges[-1], pieces + 1)
+    first = np.clip(np.searchsorted(curve.edges, grid[:-1], side="right") - 1, 0, None)      # the piece in which each part begins
+    last = np.maximum(np.searchsorted(curve.edges, grid[1:], side="left"), first + 1)
+    fullest = [a + int(curve.total[a:b].argmax()) for a, b in zip(first, last, strict=True)]
+    return grid, curve.levels[:, fullest]
 
 
 def _draw_band(axes: Axes, edges: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, look: style.Style) -> None:
@@ -210,7 +224,7 @@ def _inches(axes: Axes, piece: tuple[float, float, float, float]) -> tuple[float
     return (piece[1] - piece[0]) / (right - left) * box.width * wide, (piece[3] - piece[2]) / (top - low) * box.height * high
 
 
-def _draw_phases(axes: Axes, curve: Curve, time: Unit) -> None:
+def draw_phases(axes: Axes, curve: Curve, time: Unit) -> None:
     """The phases' names over the panel, a dotted line where each begins."""
     width = axes.get_position().width * style.WIDTH
     share = axes.get_xlim()[1]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import FsdpRefError
 from ..ledger import Event, Lane, Ledger
+from ..rows import meeting
 from .intervals import Stretch, common, length, union, without
 from .units import percent
 
@@ -74,16 +75,11 @@ def busy(events: list[Event]) -> list[Stretch]:
     return without(stretches(events, BUSY), stretches(events, (Lane.WAIT,)))
 
 
-def meeting(event: Event) -> tuple:
-    """What makes two ranks' events one collective."""
-    return event.sequence, event.lane, event.unit, event.phase, event.group_size
-
-
 def last_arrivals(events: list[Event]) -> dict[tuple, float]:
     """When the last rank came to each collective, by `meeting`.
 
-    A collective that the ledger does not hold for every rank of its group, or for more (two groups of a mesh whose counters
-    agree), is left out: who met whom is not known then.
+    A collective that the ledger does not hold for every rank of its group, or for more (two groups whose leaders were not
+    recorded), is left out: who met whom is not known then.
     """
     starts: dict[tuple, list[tuple[int, float]]] = defaultdict(list)
     for event in events:
@@ -92,16 +88,17 @@ def last_arrivals(events: list[Event]) -> dict[tuple, float]:
     return {key: max(start for _, start in came) for key, came in starts.items() if len(came) == len({r for r, _ in came}) == key[-1]}
 
 
-def rank_times(ledger: Ledger) -> list[RankTimes]:
+def rank_times(ledger: Ledger, events: list[Event] | None = None, arrivals: dict[tuple, float] | None = None) -> list[RankTimes]:
     """The step of every rank in numbers.
 
-    Worked example: compute 0-4 s, a collective 3-6 s: communication 3 s, overlapped 1 s, exposed 2 s, overlap 33 %.
+    Worked example: compute 0-4 s, a collective 3-6 s: communication 3 s, overlapped 1 s, exposed 2 s, overlap 33 %. Whoever has the
+    `drawable` events and the `last_arrivals` of the ledger already may give them.
 
     Raises:
         FsdpRefError: the ledger holds no events.
     """
-    events = drawable(ledger)
-    arrivals = last_arrivals(events)
+    events = drawable(ledger) if events is None else events
+    arrivals = last_arrivals(events) if arrivals is None else arrivals
     rows = []
     for rank, own in by_rank(events).items():
         computing, talking = busy(own), stretches(own, COMMUNICATION)

@@ -6,11 +6,13 @@ then the table. This module must never write anything that differs between two r
 
 from __future__ import annotations
 
+import html
 import io
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
@@ -38,6 +40,7 @@ class Picture:
     table: tables.Rows
     title: str
     _png: bytes | None = field(default=None, repr=False, compare=False)
+    _svg: str | None = field(default=None, repr=False, compare=False)
 
     def png(self) -> bytes:
         """The figure as PNG bytes, the same bytes for the same input; `alt` stands in its Description."""
@@ -51,6 +54,18 @@ class Picture:
             palette.save(small, format="png", optimize=True, pnginfo=words, dpi=(DPI, DPI))
             self._png = small.getvalue()
         return self._png
+
+    def svg(self) -> str:
+        """The figure as SVG text, the same for the same input; title and words stand in it, for screen readers and search."""
+        if self._svg is None:
+            raw = io.StringIO()
+            with look(), rc_context({"svg.hashsalt": "fsdp_ref", "svg.fonttype": "none"}):
+                self.figure.savefig(raw, format="svg", metadata={"Date": None, "Creator": None})
+            text = raw.getvalue()
+            begin, end = text.index("<svg"), text.index(">", text.index("<svg"))
+            words = f"<title>{html.escape(self.title)}</title>\n<desc>{html.escape(self.alt)}</desc>"
+            self._svg = f'{text[begin:end]} role="img">\n{words}{text[end + 1:]}'
+        return self._svg
 
     @property
     def text(self) -> str:

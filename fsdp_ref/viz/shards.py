@@ -18,6 +18,7 @@ from ..errors import ConfigError, FsdpRefError
 from ..ledger import Category, Ledger, Shard
 from . import style
 from .intervals import Stretch
+from .notes import in_words, notes
 from .picture import Picture
 from .table import Rows
 from .units import Unit, byte_unit, figures
@@ -109,10 +110,11 @@ def shard_map(ledger: Ledger, *, limit: int = LIMIT, ranks: list[int] | None = N
     unit = byte_unit(max(_held(parameters, rank)[0] for rank in everyone))
     heading = f"Who holds which rows: {len(parameters)} parameters on {len(everyone)} rank{'s' * (len(everyone) > 1)}"
     more = f"; {len(everyone) - len(chosen)} more ranks not drawn" if len(chosen) < len(everyone) else ""
+    said = notes(ledger)
     with style.look():
-        figure = _draw(parameters, shown, folded, chosen, unit, heading, more)
+        figure = _draw(parameters, shown, folded, (chosen, unit), heading, more, said)
     table = _table(parameters, shown, folded, chosen, unit)
-    return Picture(figure, _alt(parameters, folded, everyone, unit, heading + more), table, heading)
+    return Picture(figure, _alt(parameters, folded, everyone, unit, heading + more) + in_words(said), table, heading)
 
 
 # -- numbers ------------------------------------------------------------------------------------------------------------------
@@ -177,13 +179,15 @@ def _alt(parameters: list[Parameter], folded: list[Parameter], ranks: list[int],
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _draw(parameters: list[Parameter], shown: list[Parameter], folded: list[Parameter], ranks: list[int], unit: Unit, heading: str,
-          more: str) -> Figure:
+def _draw(parameters: list[Parameter], shown: list[Parameter], folded: list[Parameter], columns: tuple[list[int], Unit], heading: str,
+          more: str, said: list[str]) -> Figure:
+    ranks, unit = columns
     units = list(dict.fromkeys(p.unit for p in shown))
     body = HEADER * len(units) + LINE * len(shown) + LINE * bool(folded) + 0.46
-    top, bottom, gap = 0.72, 0.34, 0.08
+    top, bottom, gap = 0.72 + 0.15 * len(said), 0.34, 0.08
     figure = style.new_figure(top + body + bottom)
-    style.title(figure, heading, "a column's full width is the whole parameter, padding included; the block is what that rank holds" + more)
+    style.title(figure, heading, "a column's full width is the whole parameter, padding included; the block is what that rank holds" + more,
+                said)
     axes = style.axes_in_inches(figure, LEFT, 0.12, top, bottom)
     axes.set_axis_off()
     width = style.WIDTH - LEFT - 0.14

@@ -48,6 +48,8 @@ CATEGORIES: dict[Category, Style] = {
     Category.UNSHARDED_GRAD: Style("#E69F00", "G", "++++"),
     Category.ALL_GATHER: Style("#F0E442", "a", "\\\\\\\\"),
     Category.REDUCE_SCATTER: Style("#CC79A7", "r", "\\\\\\\\"),
+    Category.ACTIVATION: Style("#EEEEEE", "x"),
+    Category.TEMPORARY: Style("#999933", "t", "oo"),
 }
 LANES: dict[Lane, Style] = {
     Lane.COMPUTE: Style("#0072B2", "F"),
@@ -55,6 +57,7 @@ LANES: dict[Lane, Style] = {
     Lane.REDUCE_SCATTER: Style("#CC79A7", "r"),
     Lane.ALL_REDUCE: Style("#999933", "A"),
     Lane.OTHER: Style("#BBBBBB", "c"),
+    Lane.SEND: Style("#66CCEE", "s"),
     Lane.WAIT: Style(PAPER, "w", LOST),
     Lane.OPTIMIZER: Style("#009E73", "o"),
     Lane.CHECKPOINT: Style("#DDDDDD", "k"),
@@ -86,11 +89,14 @@ def axes_in_inches(figure: Figure, left: float, right: float, top: float, bottom
     return figure.add_axes((left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height))
 
 
-def title(figure: Figure, text: str, below: str = "") -> None:
-    """The title at the top left, and a line under it that says how to read the picture."""
+def title(figure: Figure, text: str, below: str = "", notes: list[str] | None = None) -> None:
+    """The title at the top left, a line under it that says how to read the picture, and in red what a reader must beware of."""
     width, height = figure.get_size_inches()
     figure.text(0.1 / width, 1 - 0.08 / height, text, fontsize=LARGE, fontweight="bold", va="top", ha="left")
     figure.text(0.1 / width, 1 - 0.29 / height, below, fontsize=SMALL, va="top", ha="left", color="#333333")
+    for i, note in enumerate(notes or []):
+        figure.text(0.1 / width, 1 - (0.44 + 0.15 * i) / height, f"! {note}", fontsize=SMALL, va="top", ha="left", color="#AA0000",
+                    fontweight="bold")
 
 
 def key(figure: Figure, entries: list[tuple[str, Style]], columns: int, bottom: float = 0.05) -> None:
@@ -101,9 +107,10 @@ def key(figure: Figure, entries: list[tuple[str, Style]], columns: int, bottom: 
                   fontsize=SMALL, handlelength=2.2, handleheight=1.1, columnspacing=1.4, borderaxespad=0.0)
 
 
-def boxes(axes: Axes, corners: list[tuple[float, float, float, float]], style: Style, *, edge: float = 0.6, order: float = 2) -> None:
+def boxes(axes: Axes, corners: list[tuple[float, float, float, float]] | np.ndarray, style: Style, *, edge: float = 0.6,
+          order: float = 2) -> None:
     """Many boxes (x0, x1, y0, y1) of one style, in one artist; `edge` 0 leaves the edges out (boxes too thin to have an inside)."""
-    if corners:
+    if len(corners):
         outline = np.array(corners)[:, [[0, 2], [1, 2], [1, 3], [0, 3]]]        # (boxes, 4 corners, x and y)
         axes.add_collection(PolyCollection(outline, facecolors=style.fill, edgecolors=EDGE if edge else "none", linewidths=edge,
                                            hatch=style.hatch or None, zorder=order), autolim=False)

@@ -2,7 +2,8 @@
 
 Communication that ran under compute is plain; exposed communication, and the time a rank was blocked, are hatched. A tick on a
 collective's bar marks the moment the last rank came: what stands before it is waiting for others, not transfer. This module must
-never draw an event longer or shorter than it was recorded.
+never draw an event longer or shorter than it was recorded, except where a recording has more thin stretches than the page has pixels
+(thinned.py says what is drawn then).
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError
 from ..ledger import Event, Lane, Ledger
-from . import style
+from ..rows import meeting
+from . import style, thinned
 from .intervals import Stretch, length, without
-from .overlap import COMMUNICATION, RankTimes, busy, by_rank, drawable, last_arrivals, meeting, rank_times, stretches
+from .notes import in_words, notes
+from .overlap import COMMUNICATION, RankTimes, busy, by_rank, drawable, last_arrivals, rank_times, stretches
 from .phases import fitting, phase_of, phase_spans, unit_labels
 from .picture import Picture
 from .units import Unit, figures, time_unit
@@ -30,7 +34,7 @@ ORDER = (Lane.COMPUTE, Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, La
 
 @dataclass
 class _Marks:
-    """What is to be drawn, collected by look, so that each look is one artist."""
+    """What is to be drawn, in seconds from the picture's zero, collected by look, so that each look is one artist."""
 
     boxes: dict[style.Style, list[tuple[float, float, float, float]]] = field(default_factory=dict)
     labels: list[tuple[float, float, float, str, style.Style]] = field(default_factory=list)     # x0, x1, y, unit, look
@@ -53,17 +57,19 @@ def step_timeline(ledger: Ledger, *, ranks: list[int] | None = None) -> Picture:
         FsdpRefError: the ledger holds no events.
         ConfigError: a rank is not in the ledger.
     """
-    times = rank_times(ledger)
-    events = by_rank(drawable(ledger))
+    found = drawable(ledger)
+    arrivals = last_arrivals(found)
+    times, events = rank_times(ledger, found, arrivals), by_rank(found)
     chosen = list(events)[:RANK_LIMIT] if ranks is None else list(ranks)
     if not chosen or (set(chosen) - set(events)):
         raise ConfigError(f"ranks {chosen} are not all in the ledger; choose from {list(events)}")
     unit = time_unit(max(row.step for row in times))
     heading = f"One step on {len(events)} rank{'s' * (len(events) > 1)}: compute and communication"
     more = f"; {len(events) - len(chosen)} more ranks not drawn, see the table" if len(chosen) < len(events) else ""
+    said = notes(ledger)
     with style.look():
-        figure = _draw({rank: events[rank] for rank in chosen}, last_arrivals(drawable(ledger)), times, unit, heading, more)
-    return Picture(figure, _alt(times, unit, heading), _table(times, unit), heading)
+        figure = _draw({rank: events[rank] for rank in chosen}, arrivals, times, unit, heading, more, said)
+    return Picture(figure, _alt(times, unit, heading) + in_words(said), _table(times, unit), heading)
 
 
 def _table(times: list[RankTimes], unit: Unit) -> list[dict[str, object]]:
@@ -105,8 +111,13 @@ def own_stretches(events: list[Event]) -> list[tuple[Event, list[Stretch]]]:
         if open_:
             inside[open_[-1]].append((event.start, min(event.end, compute[open_[-1]].end)))
         open_.append(i)
-    return [(event, without(without([(event.start, event.end)], inner), _near(blocked, event)))
+    return [(event, _less(_less([(event.start, event.end)], inner), _near(blocked, event)))
             for event, inner in zip(compute, inside, strict=True)]
+
+
+def _less(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
+    """`without`, and at once where there is nothing to take out (most events of a long recording)."""
+    return without(a, b) if b else a
 
 
 def _near(a: list[Stretch], event: Event) -> list[Stretch]:
@@ -119,7 +130,9 @@ def tracks(events: list[Event]) -> list[int]:
     free_at: list[float] = []
     chosen = []
     for event in events:
-        track = next((i for i, moment in enumerate(free_at) if moment <= event.start), len(free_at))
+        track = 0
+        while track < len(free_at) and free_at[track] > event.start:
+            track += 1
         free_at[track:track + 1] = [event.end]
         chosen.append(track)
     return chosen
@@ -139,13 +152,14 @@ def _of(events: list[Event], lane: Lane) -> list[Event]:
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes], unit: Unit, heading: str, more: str) -> Figure:
+def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes], unit: Unit, heading: str, more: str,
+          said: list[str]) -> Figure:
     lanes, heights = _plan(ranks)
     group = sum(heights.values())
-    top, bottom, body = 0.72, 0.98, len(ranks) * (group + GAP)
+    top, bottom, body = 0.72 + 0.15 * len(said), 0.98, len(ranks) * (group + GAP)
     figure = style.new_figure(top + body + bottom)
     style.title(figure, heading, "hatched = exposed (no compute in progress) or blocked; tick = the last rank came to that collective"
-                + more)
+                + more, said)
     axes = style.axes_in_inches(figure, LEFT, RIGHT, top, bottom)
     zero = min(event.start for events in ranks.values() for event in events)
     span = max(event.end for events in ranks.values() for event in events) - zero
@@ -157,32 +171,26 @@ def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes],
     names = unit_labels(list(dict.fromkeys(e.unit for events in ranks.values() for e in events
                                   if e.unit and e.lane in (Lane.COMPUTE, *COMMUNICATION))))
     marks, by_number = _Marks(), {row.rank: row for row in times}
-    late = {key: unit.of(moment - zero) for key, moment in arrivals.items()}
     y = GAP / 2
     for rank, events in ranks.items():
-        moved = _shift(events, zero, unit)
+        computing = busy(events)
         for lane in lanes:
-            _collect(marks, moved, lane, y, heights[lane], late)
+            _collect(marks, events, lane, (y, heights[lane]), arrivals, computing)
             axes.text(-0.01, y + heights[lane] / 2, lane, transform=axes.get_yaxis_transform(), ha="right", va="center",
                       fontsize=style.SMALL - 0.5)
             y += heights[lane]
         _rank_margin(axes, by_number[rank], y - group, group, unit)
         y += GAP
-    _paint(axes, marks, names)
+    _paint(axes, marks, names, zero, unit)
     _phases(axes, [(name, unit.of(start - zero), unit.of(end - zero)) for name, start, end in phase_spans(next(iter(ranks.values())))])
     _keys(figure, marks, lanes, names)
     return figure
 
 
-def _shift(events: list[Event], zero: float, unit: Unit) -> list[Event]:
-    """The events in the picture's unit, from its zero."""
-    return [Event(e.rank, e.lane, e.name, e.unit, e.phase, unit.of(e.start - zero), unit.of(e.end - zero), group_size=e.group_size,
-                  sequence=e.sequence) for e in events]
-
-
-def _collect(marks: _Marks, events: list[Event], lane: Lane, y: float, height: float, arrivals: dict[tuple, float]) -> None:
-    """The boxes, labels and ticks of one lane of one rank."""
-    low, high = y + 0.015, y + height - 0.015
+def _collect(marks: _Marks, events: list[Event], lane: Lane, place: tuple[float, float], arrivals: dict[tuple, float],
+             computing: list[Stretch]) -> None:
+    """The boxes, labels and ticks of one lane of one rank, in `place` (y, height); `computing` says when the rank was busy."""
+    low, high = place[0] + 0.015, sum(place) - 0.015
     if lane == Lane.COMPUTE:
         for event, own in own_stretches(events):
             look = style.BACKWARD if phase_of(event) == "backward" else style.FORWARD
@@ -193,41 +201,50 @@ def _collect(marks: _Marks, events: list[Event], lane: Lane, y: float, height: f
         for event in _of(events, Lane.WAIT):
             marks.box((event.start, event.end), low, high, style.LANES[Lane.WAIT])
         return
-    own, look, computing = _of(events, lane), style.LANES[lane], busy(events)
-    placed = tracks(own)
+    own, look = _of(events, lane), style.LANES[lane]
+    hatched, placed = style.Style(look.fill, look.letter, style.LOST), tracks(own)
     each = (high - low) / (max(placed, default=0) + 1)
     for event, track in zip(own, placed, strict=True):
         y0, y1 = low + track * each, low + (track + 1) * each
         marks.box((event.start, event.end), y0, y1, look)
-        exposed = without([(event.start, event.end)], _near(computing, event)) if lane in COMMUNICATION else []
+        exposed = _less([(event.start, event.end)], _near(computing, event)) if lane in COMMUNICATION else []
         for stretch in exposed:
-            marks.box(stretch, y0, y1, style.Style(look.fill, look.letter, style.LOST))
-        shown = style.Style(look.fill, look.letter, style.LOST if length(exposed) else "")
+            marks.box(stretch, y0, y1, hatched)
         if each > 0.12:
-            marks.labels.append((event.start, event.end, (y0 + y1) / 2, event.unit, shown))
+            marks.labels.append((event.start, event.end, (y0 + y1) / 2, event.unit, hatched if length(exposed) else look))
         last = arrivals.get(meeting(event), event.start)
         if event.start < last < event.end:
             marks.ticks.append((last, y0, y1, event.end - event.start))
 
 
-def _paint(axes: Axes, marks: _Marks, names: dict[str, str]) -> None:
+def _paint(axes: Axes, marks: _Marks, names: dict[str, str], zero: float, unit: Unit) -> None:
     """All boxes, one artist a look; then labels where they fit, and ticks."""
     left, right = axes.get_xlim()
     inches = (style.WIDTH - LEFT - RIGHT) / (right - left)
-    for look, corners in marks.boxes.items():
-        order = 3 if look.hatch else 2
-        style.boxes(axes, [c for c in corners if (c[1] - c[0]) * inches >= 0.03], look, edge=0.5, order=order)
-        style.boxes(axes, [c for c in corners if (c[1] - c[0]) * inches < 0.03], look, edge=0, order=order)
-    for x0, x1, y, unit, look in (mark for mark in marks.labels if (mark[1] - mark[0]) * inches > 0.08):
-        short = names.get(unit, "")
-        words = [unit, short] if short else []
+    boxes = {look: np.array(corners) for look, corners in marks.boxes.items()}
+    for found in boxes.values():
+        found[:, :2] = (found[:, :2] - zero) / unit.size
+    pixel = 1 / style.DPI / inches
+    below = np.concatenate([np.empty((0, 4)), *(boxes[look] for look in boxes if not look.hatch or look is style.LANES[Lane.WAIT])])
+    for look, found in boxes.items():
+        wide = found[:, 1] - found[:, 0] >= 0.03 / inches
+        order, thin = 3 if look.hatch else 2, found[~wide]
+        if len(thin) > 2 * (right - left) / pixel:
+            thin = thinned.mostly(found, below, pixel) if look.hatch else thinned.joined(thin, pixel / 2)
+        style.boxes(axes, found[wide], look, edge=0.5, order=order)
+        style.boxes(axes, thin, look, edge=0, order=order)
+    enough = 0.08 / inches * unit.size
+    for x0, x1, y, name, look in (mark for mark in marks.labels if mark[1] - mark[0] > enough):
+        short = names.get(name, "")
+        words = [name, short] if short else []
         if look in (style.FORWARD, style.BACKWARD):
-            words = [f"{look.letter} {unit}"] * (short != unit) + [look.letter + short, short]
-        room = (x1 - x0) * inches - 0.03
+            words = [f"{look.letter} {name}"] * (short != name) + [look.letter + short, short]
+        room = unit.of(x1 - x0) * inches - 0.03
         if text := next((w for w in words if style.text_width(w, style.SMALL - 1) <= room), ""):
-            style.label(axes, (x0 + x1) / 2, y, text, look.fill, size=style.SMALL - 1, backed=bool(look.hatch))
-    if ticks := [tick[:3] for tick in marks.ticks if tick[3] * inches >= 0.06]:       # on a shorter bar a tick would hide the bar
+            style.label(axes, unit.of((x0 + x1) / 2 - zero), y, text, look.fill, size=style.SMALL - 1, backed=bool(look.hatch))
+    if ticks := [tick[:3] for tick in marks.ticks if unit.of(tick[3]) * inches >= 0.06]:      # on a shorter bar a tick would hide the bar
         xs, lows, highs = zip(*ticks, strict=True)
+        xs = [unit.of(x - zero) for x in xs]
         axes.vlines(xs, lows, highs, color=style.PAPER, linewidth=3.0, zorder=4)
         axes.vlines(xs, lows, highs, color=style.EDGE, linewidth=1.6, zorder=5)
 

@@ -1,6 +1,9 @@
 """Ledgers built by hand: a GPT-like model of a few layers, one step, times in round milliseconds. No engine, no clock, no chance."""
 
+import math
+
 from fsdp_ref.ledger import Allocation, Category, Event, Lane, Ledger, Shard
+from fsdp_ref.viz import Box, Piece, SavedTensor
 
 MS = 1e-3
 KIB = 1024
@@ -63,6 +66,7 @@ def zero3_step(rank: int, world: int, layers: int = 3) -> _Step:
         step.alive(Category.ALL_GATHER, unit, full, t - 1 * bool(i), t + 2.2)
         step.alive(Category.UNSHARDED_PARAM, unit, full, t + 2, t + 5)
         step.event(Lane.COMPUTE, "forward", unit, "forward", t + 2, t + 5)
+        step.alive(Category.ACTIVATION, unit, 64 * KIB, t + 3, 5.5 + 5 * layers + 6 * (layers - i))
         t += 5
     step.event(Lane.COMPUTE, "forward", "(root)", "forward", begin, t + 1)
     t = begin_back = t + 1.5
@@ -80,6 +84,7 @@ def zero3_step(rank: int, world: int, layers: int = 3) -> _Step:
     step.event(Lane.WAIT, "reduce-scatter", "layers.0", "backward", t, t + 2)
     step.event(Lane.COMPUTE, "backward", "(root)", "backward", begin_back, t + 3)
     step.event(Lane.OPTIMIZER, "step", "", "optimizer", t + 3.2, t + 5)
+    step.alive(Category.TEMPORARY, "", 200 * KIB, t + 3.2, t + 5)
     return step
 
 
@@ -92,6 +97,7 @@ def ddp_step(rank: int, world: int, layers: int = 3) -> _Step:
     t = 1.0
     for i in range(layers):
         step.event(Lane.COMPUTE, "forward", f"layers.{i}", "forward", t, t + 3)
+        step.alive(Category.ACTIVATION, f"layers.{i}", 64 * KIB, t + 1, 2.5 + 3 * layers + 5 * (layers - i))
         t += 3
     step.event(Lane.COMPUTE, "forward", "(root)", "forward", 1, t + 1)
     t = begin = t + 1.5
@@ -118,3 +124,40 @@ def zero3(world: int = 4, layers: int = 3) -> Ledger:
 
 def ddp(world: int = 4, layers: int = 3) -> Ledger:
     return _ledger([ddp_step(rank, world, layers) for rank in range(world)], model_shards(world, layers=layers, whole=True))
+
+
+def checkpoint_tensors() -> list[SavedTensor]:
+    """Three tensors saved by 4 ranks and loaded by 3, cut as torch.chunk does."""
+    def cut(rows: int, ranks: int, file: str = "") -> tuple[Piece, ...]:
+        chunk = -(-rows // ranks)
+        return tuple(Piece(r, min(r * chunk, rows), min(r * chunk + chunk, rows), file.format(r)) for r in range(ranks))
+
+    return [SavedTensor(name, rows, size, cut(rows, 4, "rank-{}.safetensors"), cut(rows, 3))
+            for name, rows, size in (("layers.0.attention.weight", 96, 512), ("embedding.weight", 257, 256), ("scale", 2, 4))]
+
+
+def losses(steps: range, *, off: float = 0.0) -> dict[int, float]:
+    return {step: 2 + 3 * math.exp(-step / 15) + 0.05 * math.sin(step) + off for step in steps}
+
+
+def one_f_one_b(stages: int, batches: int) -> list[Box]:
+    """1F1B by its rule: a forward takes 1, a backward 2; stage r starts with stages - r forwards, then alternates."""
+    orders = []
+    for rank in range(stages):
+        warm = min(stages - rank, batches)
+        order = [("F", i) for i in range(warm)]
+        for i in range(batches - warm):
+            order += [("B", i), ("F", warm + i)]
+        orders.append(order + [("B", i) for i in range(batches - warm, batches)])
+    done: dict[tuple[str, int, int], float] = {}
+    free, boxes = [0.0] * stages, []
+    while any(orders):
+        for rank, order in enumerate(orders):
+            kind, i = order[0] if order else ("", 0)
+            need = ("F", i, rank - 1) if kind == "F" else ("B", i, rank + 1) if rank + 1 < stages else ("F", i, rank)
+            if order and (need[2] < 0 or need in done):
+                start = max(free[rank], done.get(need, 0.0))
+                free[rank] = done[kind, i, rank] = start + (1 if kind == "F" else 2)
+                boxes.append(Box(rank, kind, i, start, free[rank], i % 2))
+                order.pop(0)
+    return boxes

@@ -69,7 +69,7 @@ def test_panels_share_both_axes_and_label_their_peak():
     left, right = figure.axes
     assert left.get_xlim() == right.get_xlim() and left.get_ylim() == right.get_ylim()
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["DDP, rank 0", "ZeRO-3, rank 0"]
-    assert [axes.texts[-1].get_text() for axes in figure.axes] == ["peak 2.93 MiB", "peak 1.27 MiB"]
+    assert [axes.texts[-1].get_text() for axes in figure.axes] == ["peak 2.99 MiB", "peak 1.36 MiB"]
     assert "MiB" in left.get_ylabel() and "ms" in left.get_xlabel()
 
 
@@ -90,7 +90,7 @@ def test_the_highest_rank_is_found():
 
 def test_the_alt_text_names_strategy_and_peak():
     alt = memory_over_step({"DDP": samples.ddp(), "ZeRO-3": samples.zero3()}).alt
-    assert "2 panels" in alt and "DDP, rank 0: peak 2.93 MiB" in alt and "ZeRO-3, rank 0: peak 1.27 MiB" in alt
+    assert "2 panels" in alt and "DDP, rank 0: peak 2.99 MiB" in alt and "ZeRO-3, rank 0: peak 1.36 MiB" in alt
     assert "optimizer state 1.56 MiB" in alt
 
 

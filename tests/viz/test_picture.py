@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from fsdp_ref import viz
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.ledger import Category
 from fsdp_ref.viz import Picture, memory_over_step, shard_map, step_timeline, style
@@ -17,7 +18,16 @@ from . import samples
 
 DRAW = {"shards": lambda: shard_map(samples.zero3()), "whole": lambda: shard_map(samples.ddp()),
         "timeline": lambda: step_timeline(samples.zero3()),
-        "memory": lambda: memory_over_step({"DDP": samples.ddp(), "ZeRO-3": samples.zero3()})}
+        "memory": lambda: memory_over_step({"DDP": samples.ddp(), "ZeRO-3": samples.zero3()}),
+        "held": lambda: viz.held_by_stage({"DDP": samples.ddp(), "ZeRO-3": samples.zero3()}),
+        "wire": lambda: viz.wire_by_stage({"DDP": samples.ddp(), "ZeRO-3": samples.zero3()}),
+        "ranks": lambda: viz.memory_by_rank(samples.zero3(), capacity=1_500_000, predicted=samples.zero3()),
+        "waterfall": lambda: viz.peak_waterfall(samples.zero3(), measured=1_600_000),
+        "lifetimes": lambda: viz.weight_lifetimes(samples.zero3()), "ring": lambda: viz.ring("all-reduce", 4),
+        "checkpoint": lambda: viz.checkpoint_map(samples.checkpoint_tensors()),
+        "resume": lambda: viz.resume_strip(samples.losses(range(1, 41)), samples.losses(range(1, 24)), samples.losses(range(21, 41)),
+                                           saved=20),
+        "pipeline": lambda: viz.pipeline_grid(samples.one_f_one_b(4, 8), name="1F1B")}
 drawn = functools.cache(lambda name: DRAW[name]())          # for the tests that only look
 ROWS = [{"name": "a|b<c>", "MiB": 1.5}, {"name": "d", "MiB": None}]
 
@@ -61,7 +71,7 @@ def test_a_notebook_gets_png_with_alt_text_then_the_table(monkeypatch):
     picture._ipython_display_()
     (image, metadata, _), (table, _, _) = shown
     assert image["image/png"] == picture.png() and metadata == {"image/png": {"alt": picture.alt}}
-    assert table["text/html"].startswith("<table><caption>Memory over one step") and "peak 1.27" not in table["text/html"]
+    assert table["text/html"].startswith("<table><caption>Memory over one step") and "peak 1.36" not in table["text/html"]
     assert "all at one moment" in table["text/plain"]
     data, metadata = picture._repr_mimebundle_()
     assert set(data) == {"image/png", "text/plain"} and metadata["image/png"]["alt"] == picture.alt
@@ -70,7 +80,7 @@ def test_a_notebook_gets_png_with_alt_text_then_the_table(monkeypatch):
 def test_without_ipython_words_and_table_are_printed(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython.display", None)
     drawn("memory").show()
-    assert "ZeRO-3, rank 0: peak 1.27 MiB" in (out := capsys.readouterr().out) and "optimizer state" in out
+    assert "ZeRO-3, rank 0: peak 1.36 MiB" in (out := capsys.readouterr().out) and "optimizer state" in out
 
 
 def test_save_writes_both_files(tmp_path):

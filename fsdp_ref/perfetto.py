@@ -1,0 +1,159 @@
+"""A ledger as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: one JSON file with every rank, measured and predicted.
+
+Written by hand after the Trace Event Format and Perfetto's notes on it ("Visualizing external trace formats"), without a library:
+
+    process    one a rank; its number is the rank. Predicted ranks are processes of their own, numbered from 1000.
+    thread     one a lane (compute, all-gather, ...). [Note: slices must nest] A second thread is opened where they do not.
+    X          a slice: `ts` and `dur` in microseconds, from the ledger's zero, to a nanosecond
+    s t f      a flow: an arrow that joins one collective's slices on all its ranks, in the order in which they came
+    C          a counter of the process: bytes alive, one series a category
+    M          names and sort order of processes and threads. Names carry a number too: older viewers sort by name.
+
+[Note: slices must nest] Perfetto drops a slice that begins inside another of its thread and ends outside. Collectives in flight together
+do that, so each lane takes as many threads as it needs.
+
+Colours follow from names (Perfetto hashes a slice's name without its digits), so a slice is named after what it does first, then after the
+unit. This module must never write a pickle or leave half a file behind, nor import anything that is not plain Python.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import textfile
+from .errors import FsdpRefError
+from .rows import Allocation, Category, Event, Lane, meeting
+
+if TYPE_CHECKING:
+    from .ledger import Ledger
+
+FIRST_PREDICTED = 1000
+LANES = [*Lane, "marks"]
+
+
+def write(ledger: Ledger, path: str | os.PathLike, predicted: Ledger | None = None) -> Path:
+    """Write the trace of `ledger` (all ranks), and of `predicted` beside it on the same zero; returns the path.
+
+    Raises:
+        FsdpRefError: the ledger holds neither events nor allocations.
+        ConfigError: the file cannot be written.
+    """
+    if not ledger.events and not ledger.allocations:
+        raise FsdpRefError("the ledger holds no events and no allocations, so there is no trace to write; record a step "
+                           "(with record() as ledger: step())")
+    parts = list(_processes(ledger, 0, "measured"))
+    if predicted is not None:
+        parts += _processes(predicted, max(FIRST_PREDICTED, max(ledger.ranks) + 1), "predicted")
+    facts = {key: value for key, value in ledger.meta.items() if isinstance(value, str | int | float)}
+    head = {"displayTimeUnit": "ms", "distributedInfo": {"backend": str(ledger.meta.get("backend", "")), "rank": 0,
+            "world_size": len(ledger.ranks)}, "otherData": facts}
+    text = json.dumps(head)[:-1] + ', "traceEvents": [' + ",\n".join(part for part in parts if part) + "]}"
+    return textfile.write(path, text, "the trace")
+
+
+def _processes(ledger: Ledger, first: int, kind: str) -> Iterator[str]:
+    """All trace events of one ledger, as text, rank by rank and the flows last; the process of rank r is `first + r`."""
+    zero = ledger.start
+    events: dict[int, list[Event]] = {rank: [] for rank in ledger.ranks}
+    alive: dict[int, list[Allocation]] = defaultdict(list)
+    for event in ledger.events:
+        events[event.rank].append(event)
+    for row in ledger.allocations:
+        alive[row.rank].append(row)
+    slices: dict[tuple, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for rank, own in events.items():
+        name = f"rank {rank:02d} ({kind})"
+        rows = [{"ph": "M", "pid": first + rank, "tid": 0, "name": "process_name", "args": {"name": name}},
+                {"ph": "M", "pid": first + rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": first + rank}}]
+        yield _text(rows + _threads(own, first + rank, zero, slices) + _counters(alive[rank], first + rank, zero))
+    yield _text(_flows(slices, first, kind))
+
+
+def _text(rows: list[dict]) -> str:
+    return json.dumps(rows)[1:-1]
+
+
+def _ns(moment: float, zero: float) -> int:
+    return max(0, round((moment - zero) * 1e9))
+
+
+def _threads(events: list[Event], pid: int, zero: float, slices: dict[tuple, list[tuple[int, int, int, int]]]) -> list[dict]:
+    """The slices of one rank, and the names of its threads. Slices of collectives are entered in `slices`, for the flows."""
+    rows, open_, used = [], defaultdict(list), {}
+    lane_of = {lane: i for i, lane in enumerate(LANES)}
+    begins = lambda e: e.start if e.on_wire is None else e.on_wire  # noqa: E731
+    for event in sorted(events, key=lambda e: (begins(e), -e.end)):
+        lane = lane_of["marks"] if event.phase == "mark" else lane_of[event.lane]
+        start, end = _ns(begins(event), zero), _ns(event.end, zero)
+        track = _track(open_[lane], start, max(start, end))
+        tid = lane + track * len(LANES)
+        used[tid] = f"{lane} {LANES[lane]}" + (f" ({track + 1})" if track else "")
+        row = {"ph": "X", "pid": pid, "tid": tid, "ts": start / 1000, "dur": max(0, end - start) / 1000,
+               "name": f"{event.name} {event.unit}".rstrip(), "cat": "mark" if event.phase == "mark" else str(event.lane)}
+        if event.sequence >= 0:
+            row["args"] = {"Collective name": event.name, "Group size": event.group_size, "Seq": event.sequence, "phase": event.phase,
+                           "message bytes": event.bytes, "bytes sent": event.wire_bytes,
+                           "queued us": max(0, start - _ns(event.start, zero)) / 1000}
+            slices[meeting(event)].append((start, end, event.rank, tid))
+        elif event.phase or event.bytes:
+            row["args"] = {"phase": event.phase, "bytes": event.bytes}
+        rows.append(row)
+    for tid, name in used.items():
+        rows.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
+        order = tid % len(LANES) * 1000 + tid // len(LANES)
+        rows.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": order}})
+    return rows
+
+
+def _track(tracks: list[list[int]], start: int, end: int) -> int:
+    """The first track in which a slice lies beside the others or inside one. [Note: slices must nest]
+
+    `tracks` holds, for each, the ends of the slices that are open, outermost first. Slices come in the order of their starts.
+    """
+    for index, ends in enumerate(tracks):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        if not ends or end <= ends[-1]:
+            ends.append(end)
+            return index
+    tracks.append([end])
+    return len(tracks) - 1
+
+
+def _flows(slices: dict[tuple, list[tuple[int, int, int, int]]], first: int, kind: str) -> list[dict]:
+    """Arrows from the rank that came first to a collective to the one that came last; each point lies inside its slice.
+
+    A collective of which the ledger holds more slices of one rank than one (two groups whose counters agree) gets none.
+    """
+    rows, number = [], first * 10**6
+    for parts in slices.values():
+        parts = sorted(parts)
+        if len(parts) < 2 or len({rank for _, _, rank, _ in parts}) < len(parts) or any(end <= start for start, end, _, _ in parts):
+            continue
+        inside = min(end - start for start, end, _, _ in parts) // 2
+        number += 1
+        for i, (start, _, rank, tid) in enumerate(parts):
+            row = {"ph": "s" if i == 0 else "t" if i + 1 < len(parts) else "f", "pid": first + rank, "tid": tid,
+                   "ts": (start + min(inside, 1000)) / 1000, "id": number, "cat": f"collective {kind}", "name": "one collective"}
+            rows.append(row | {"bp": "e"} if row["ph"] == "f" else row)
+    return rows
+
+
+def _counters(rows: list[Allocation], pid: int, zero: float) -> list[dict]:
+    """Bytes alive by category, a line whenever it changes; every line names every series, since they are stacked."""
+    kinds = {row.category for row in rows}
+    alive, found = {str(category): 0 for category in Category if category in kinds}, []
+    changes = [(_ns(row.start, zero), str(row.category), row.bytes) for row in rows]
+    changes += [(_ns(row.end, zero), str(row.category), -row.bytes) for row in rows if row.end is not None]
+    for moment, together in groupby(sorted(changes), key=itemgetter(0)):
+        for _, category, change in together:
+            alive[category] += change
+        found.append({"ph": "C", "pid": pid, "tid": 0, "ts": moment / 1000, "name": "memory bytes", "args": alive.copy()})
+    return found
