@@ -26,7 +26,7 @@ def verify(step_dir: str | os.PathLike) -> None:
     examine(Path(step_dir))
 
 
-def examine(step_dir: Path, share: int = 0, shares: int = 1, *, digests: bool = True) -> Manifest:
+def examine(step_dir: Path, share: int = 0, shares: int = 1, digests: bool = True) -> Manifest:
     """The manifest of a checkpoint, after checking its files, or part `share` of `shares` of them.
 
     `digests=False` checks all but the bytes of tensors: sizes, headers, coverage, what shards say about themselves, random states.
