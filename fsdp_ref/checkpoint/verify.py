@@ -44,7 +44,7 @@ def examine(step_dir: Path, share: int = 0, shares: int = 1, digests: bool = Tru
 
 
 def divide(sizes: dict[str, int], shares: int) -> list[list[str]]:
-    """Files in parts that take about equally long to read: the largest first, each to the part that has least.
+    """Files in parts that take about equally long to read: the largest first, each to the part that has least. In order of name.
 
     >>> divide({"a": 5, "b": 3, "c": 3}, 2)
     [['a'], ['b', 'c']]
@@ -55,7 +55,7 @@ def divide(sizes: dict[str, int], shares: int) -> list[list[str]]:
         least = loads.index(min(loads))
         parts[least].append(name)
         loads[least] += sizes[name]
-    return parts
+    return [sorted(part) for part in parts]
 
 
 def _examine_file(path: Path, manifest: Manifest, digests: bool) -> None:
