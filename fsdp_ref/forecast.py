@@ -61,7 +61,7 @@ def _bytes_of(param: nn.Parameter, world_size: int, policy: MixedPrecisionPolicy
     if param.requires_grad:
         reduced = padded * (policy.reduce_dtype or dtype).itemsize
         found |= {Category.SHARDED_GRAD: shard, Category.OPTIMIZER: 2 * shard, Category.UNSHARDED_GRAD: param.numel() * dtype.itemsize,
-                  Category.REDUCE_SCATTER: reduced, "arriving": reduced // world_size}
+                  Category.REDUCE_SCATTER: reduced, "arriving": reduced // world_size if world_size > 1 else 0}
     return found
 
 

@@ -143,7 +143,7 @@ class _Load:
         raise CheckpointError(f"none of the {len(candidates)} checkpoints in {candidates[0].parent} is whole ({reasons})")
 
     def examine(self, path: Path) -> None:
-        self.manifest = examine(path, votes.rank(), votes.world_size(), digests=self.verify)
+        self.manifest = examine(path, votes.rank(), votes.world_size(), self.verify)
 
     def check_fit(self) -> None:
         """Stage 3: plan everything; the plan holds what stage 4 needs."""

@@ -45,7 +45,7 @@ def damages(step_dir: str | os.PathLike) -> list[str]:
         return [_unreadable(error, step_dir)]
 
 
-def examine(step_dir: Path, share: int = 0, shares: int = 1, *, digests: bool = True) -> Manifest:
+def examine(step_dir: Path, share: int = 0, shares: int = 1, digests: bool = True) -> Manifest:
     """The manifest of a checkpoint, after checking its files, or part `share` of `shares` of them.
 
     `digests=False` checks all but the bytes of tensors: sizes, headers, coverage, what shards say about themselves, random states.
@@ -66,7 +66,7 @@ def _unreadable(error: OSError, step_dir: Path) -> str:
 
 
 def divide(sizes: dict[str, int], shares: int) -> list[list[str]]:
-    """Files in parts that take about equally long to read: the largest first, each to the part that has least.
+    """Files in parts that take about equally long to read: the largest first, each to the part that has least. In order of name.
 
     >>> divide({"a": 5, "b": 3, "c": 3}, 2)
     [['a'], ['b', 'c']]
@@ -77,7 +77,7 @@ def divide(sizes: dict[str, int], shares: int) -> list[list[str]]:
         least = loads.index(min(loads))
         parts[least].append(name)
         loads[least] += sizes[name]
-    return parts
+    return [sorted(part) for part in parts]
 
 
 def _examine_file(path: Path, manifest: Manifest, digests: bool) -> None:

@@ -230,6 +230,9 @@ def _whole_units(root: Part, blocks: tuple[Part, ...], strategy: Strategy) -> li
         items.append(Item("whole gradients", grads, grads, "the root and one block, until they are reduced"))
     buffer = max(grown, around if not blocks else 0.0) * dtypes.reduce
     items.append(Item(str(Category.REDUCE_SCATTER), buffer, buffer, f"one reduction on its way, {dtypes.reduce} bytes an element"))
+    if row.gradient is Placement.SHARD:
+        result = buffer / strategy.shards
+        items.append(Item("a reduction's result", result, result, f"the shard that arrives, {dtypes.reduce} bytes an element"))
     return items
 
 

@@ -264,7 +264,7 @@ def fail_and_ask(rank, size, root):
     return said
 
 
-def test_a_failure_is_told_by_wait_or_by_the_next_save(ranks, tmp_path):
+def test_f2_a_failure_is_told_by_wait_or_by_the_next_save(ranks, tmp_path):
     first, second = ranks(2, fail_and_ask, tmp_path)
     for said, step in ((first, 1), (second, 1), (first[2:], 3), (first[3:], 3), (second[2:], 3)):
         assert said[0].startswith(f"CheckpointError: rank 1 could not save step {step}: No space left on device; free some space"), said

@@ -1,4 +1,4 @@
-"""docs/checkpoint_faults.md names a test for every fault, and those tests exist."""
+"""docs/checkpoint_faults.md names a test for every fault, and those tests exist; no test named after a report is missing there."""
 
 import ast
 import re
@@ -27,3 +27,10 @@ def test_every_fault_has_its_tests():
         assert patterns and patterns[0].startswith(f"test_{number.lower()}_"), f"{number} has no test of its own name"
         for pattern in patterns:
             assert any(name == pattern or pattern.endswith("*") and name.startswith(pattern[:-1]) for name in existing), (number, pattern)
+
+
+def test_every_test_named_after_a_report_stands_in_the_table():
+    listed = {number.lower() for number in rows()}
+    for path in (TESTS / "checkpoint").glob("test_*.py"):
+        for name in re.findall(r"def (test_\w+)", path.read_text()):
+            assert set(re.findall(r"_([bf]\d+)(?=_)", name.removeprefix("test"))) <= listed, f"{name} is not in {TABLE.name}"

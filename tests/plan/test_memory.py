@@ -83,10 +83,12 @@ def test_zero3_is_the_forecast_that_the_ledger_confirms(world, dtypes):
     """forecast.held is compared with the engine's own ledger in tests/engine/test_forecast.py. All gradients may accumulate there."""
     model = GPT(GPTConfig(dim=30, layers=3, heads=2, vocab=97, context=33))                          # rows that must be padded
     policy = MixedPrecisionPolicy() if dtypes == "fp32" else MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    held = forecast.held(forecast.sizes(model, list(reversed(model.blocks)), world, policy))
+    sizes = forecast.sizes(model, list(reversed(model.blocks)), world, policy)
+    held = forecast.held(sizes)
     planned = memory(model, gpus=world, dtypes=dtypes, runtime=False)
     at_rest = sum(planned.of(kind) for kind in (Category.SHARDED_PARAM, Category.SHARDED_GRAD, Category.OPTIMIZER, "padding"))
-    assert at_rest == sum(held[kind] for kind in (Category.SHARDED_PARAM, Category.SHARDED_GRAD, Category.OPTIMIZER))
+    kinds = (Category.SHARDED_PARAM, Category.SHARDED_GRAD, Category.OPTIMIZER)
+    assert at_rest == sum(size[kind] for size in sizes.values() for kind in kinds)
     if world > 1:
         assert planned.low == pytest.approx(held.total(), rel=0.03)                                  # whole units there include padding
 

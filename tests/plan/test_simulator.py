@@ -90,7 +90,7 @@ def test_exposed_time_by_hand():
 def test_streams_share_the_link_and_gathers_run_ahead_as_far_as_buffers_go():
     clock = Clock()
     link = Network(clock, lambda name, nbytes, ranks, stride: 1.0, lambda group: 1, in_flight=2)
-    fact = lambda lane, number: (lane, str(lane), "unit", "forward", 8, 2, number)  # noqa: E731
+    fact = lambda lane, number: (lane, str(lane), "unit", "forward", 8, 2, number, 0)  # noqa: E731
     waits = [link.carry(fact(Lane.ALL_GATHER, number), None) for number in range(2)]
     assert link.link == pytest.approx(2.0)                                              # one after the other
     link.carry(fact(Lane.REDUCE_SCATTER, 2), None)
