@@ -13,8 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from . import checkpoint, collectives
-from .checkpoint import interval
+from . import checkpoint, collectives, interval
 from .train_options import as_dict
 from .train_step import Learner
 

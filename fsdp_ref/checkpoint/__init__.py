@@ -7,7 +7,7 @@
 Reading order: layout (names and boxes), files (what touches the disk), safetensors_file, jsontext, manifest, state (what a model
 has), votes (all ranks or none), snapshot, commit, background, save, verify, diagnosis, reading, fit, load, random_state, retention. Then
 the bridges: streaming and publish, huggingface_export, huggingface_index, huggingface_import, dcp_export, dcp_directory, dcp_import; and
-what people look at: describe, compare. interval says how often to save. Nothing here writes into a committed directory or changes a
+what people look at: describe, compare. Nothing here writes into a committed directory or changes a
 model before everything has been checked, and nothing but dcp_* knows of pickle, for that format is one.
 """
 

@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from .. import agreement, arguments, collectives, optimizers, wrap
+from .. import agreement, arguments, clipping, collectives, optimizers, wrap
 from ..collectives import Label
 from ..mesh import UnitMesh, default_mesh
 from ..placements import HSDP, ZERO3, Placement, Placements
@@ -122,6 +122,7 @@ def _apply(module: nn.Module | list[nn.Module], placements: Placements, mesh: De
         each.__dict__["_fsdp_ref_hooks"] = hooks
         each.__class__ = sharded_class(type(each))
     optimizers.watch()
+    clipping.prepare()
     return module
 
 

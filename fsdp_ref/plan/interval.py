@@ -1,10 +1,8 @@
 """How often to checkpoint when machines fail or are taken away: Young's and Daly's interval, expected lost work, and its price.
 
 With a save that stops training for d seconds and a failure every M seconds on average, a run that saves every t seconds loses d/t of its
-time to saving and (t/2 + d + r)/M to failures (half an interval of work, a save, and r to come back). The first-order optimum is
-sqrt(2 d M) (Young 1974, Communications of the ACM 17(9)); Daly's higher order (2006, Future Generation Computer Systems 22(3)) is used:
-
-    t = sqrt(2 d M) (1 + 1/3 sqrt(d / 2M) + 1/9 (d / 2M)) - d        for d < 2 M, else M
+time to saving and (t/2 + d + r)/M to failures (half an interval of work, a save, and r to come back). The best
+t is Daly's (fsdp_ref/interval.py).
 
 [Note: many machines] N machines that each fail every m hours fail every m/N hours together. Llama 3's 16,384 GPUs had 419 unexpected
 interruptions in 54 days (arXiv 2407.21783, section 3.3.4): one in 3.1 hours, so one GPU in about 50,000 hours.
@@ -12,9 +10,9 @@ interruptions in 54 days (arXiv 2407.21783, section 3.3.4): one in 3.1 hours, so
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from ..interval import daly
 from .quantities import at_least, seconds
 from .strategy import DTYPES
 
@@ -63,8 +61,6 @@ def interval(save: float, mtbf: float, restart: float = 0.0, price_per_hour: flo
     """
     at_least(1e-6, 1e9, save=save, mtbf=mtbf)
     at_least(0, 1e9, restart=restart)
-    ratio = save / (2 * mtbf)
-    every = math.sqrt(2 * save * mtbf) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save if ratio < 1 else mtbf
-    every = max(every, save)
+    every = max(daly(save, mtbf), save)
     lost = every / 2 + save + restart
     return Interval(every, save, mtbf, save / every, lost / mtbf, lost, price_per_hour)

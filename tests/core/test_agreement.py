@@ -92,5 +92,5 @@ def _broken_average(rank, world):
     return fully_shard(nn.Linear(2, 2)) is not None         # asked again, since it had not passed
 
 
-def test_a_backend_whose_avg_is_a_sum_is_refused(ranks):
+def test_b05_a_backend_whose_avg_is_a_sum_is_refused(ranks):
     assert all(ranks(3, _broken_average))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from .errors import ConfigError
 
 
 def young(stall: float, mtbf: float) -> float:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from fsdp_ref.checkpoint import interval
+from fsdp_ref import interval
 from fsdp_ref.errors import ConfigError
 
 HOURS = 3600.0
