@@ -198,3 +198,11 @@ def test_every_preset_says_where_it_comes_from():
     assert all(shape.source for shape in presets().values())
     assert Strategy(gpus=8).batch == 8 and by_batch(64, gpus=8).micro_batches == 8
     assert memory("gpt2", gpus=1, runtime=False).low / GiB < memory("gpt2", gpus=1).low / GiB
+
+
+def test_examples_in_docstrings_are_true():
+    import doctest
+
+    from fsdp_ref.plan import checks, partition, quantities
+    for part in (checks, partition, quantities):
+        assert doctest.testmod(part).failed == 0 < doctest.testmod(part).attempted, part.__name__
