@@ -59,7 +59,8 @@ def korthikanti() -> Iterator[Check]:
         strategy = Strategy(8 * int(row["pipeline"]), tensor=8, pipeline=int(row["pipeline"]), chunks=int(row["chunks"]), micro_batches=64,
                             schedule="interleaved" if int(row["chunks"]) > 1 else "1f1b")
         worth = layers / strategy.pipeline * activations.in_flight(strategy, 0)         # blocks' worth on the first stage
-        weights = 18 * 12 * layers * dim**2 / (8 * strategy.pipeline) / GiB
+        matrices = 12 * layers * dim**2 / (8 * strategy.pipeline)                       # the paper leaves embeddings out
+        weights = sum(states(matrices, 0, 1, Strategy(stage="ddp", dtypes="megatron")).values()) / GiB
         yield Check("korthikanti", f"{row['model']}: weights and optimizer GiB", float(row["states_gib"]), weights)
         kinds = {"none": (False, True), "seq": (True, True), "selective": (False, False), "both": (True, False)}
         found = {name: worth * _stored(shape, batch, split, scores) for name, (split, scores) in kinds.items()}

@@ -7,8 +7,9 @@ no formula knows; a sum of ranges is a range. What is not reckoned at all stands
 misled its users left something out in silence (DeepSpeed #4527, #5305, Megatron-LM #525; llm-analysis had to add whole units).
 
 [Note: the worst moment] Backward of a block under ZeRO-3: shards, gradients' shards and optimizer rest; the root and the block in hand
-are whole, with their gradients; the next block's gather and one reduction are on their way (fsdp_ref/forecast.py, measured there against
-the engine's ledger). A *unit* is whole, not a Linear: "largest layer" understates by the number of Linears in a block.
+are whole, with their gradients; the next block's gather and one reduction (with its result) are on their way (fsdp_ref/forecast.py,
+measured there against the engine's ledger). A *unit* is whole, not a Linear: "largest layer" understates by the number of Linears in a
+block.
 """
 
 from __future__ import annotations
@@ -228,11 +229,8 @@ def _whole_units(root: Part, blocks: tuple[Part, ...], strategy: Strategy) -> li
     if row.gradient is Placement.SHARD:
         grads = (share(root, strategy.tensor, True) + grown) * c
         items.append(Item("whole gradients", grads, grads, "the root and one block, until they are reduced"))
-    buffer = max(grown, around if not blocks else 0.0) * dtypes.reduce
-    items.append(Item(str(Category.REDUCE_SCATTER), buffer, buffer, f"one reduction on its way, {dtypes.reduce} bytes an element"))
-    if row.gradient is Placement.SHARD:
-        result = buffer / strategy.shards
-        items.append(Item("a reduction's result", result, result, f"the shard that arrives, {dtypes.reduce} bytes an element"))
+    buffer = max(grown, around if not blocks else 0.0) * dtypes.reduce * (1 + (row.gradient is Placement.SHARD) / strategy.shards)
+    items.append(Item(str(Category.REDUCE_SCATTER), buffer, buffer, f"one reduction on its way and its result, {dtypes.reduce} bytes each"))
     return items
 
 

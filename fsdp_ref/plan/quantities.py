@@ -16,13 +16,14 @@ GiB, GB = 2**30, 10**9
 
 
 def both(low: float, high: float | None = None) -> str:
-    """Bytes as GiB and GB, a range where the ends differ. [Note: GiB and GB]
+    """Bytes as GiB and GB (MiB and MB where there are few), a range where the ends differ. [Note: GiB and GB]
 
-    >>> both(80e9), both(2**30, 2**31)
-    ('74.51 GiB (80.00 GB)', '1.00-2.00 GiB (1.07-2.15 GB)')
+    >>> both(80e9), both(2**30, 2**31), both(2**20)
+    ('74.51 GiB (80.00 GB)', '1.00-2.00 GiB (1.07-2.15 GB)', '1.00 MiB (1.05 MB)')
     """
     high = low if high is None else high
-    return f"{spread(low / GiB, high / GiB)} GiB ({spread(low / GB, high / GB)} GB)"
+    binary, decimal, letter = (GiB, GB, "G") if high >= GiB / 10 else (2**20, 10**6, "M")
+    return f"{spread(low / binary, high / binary)} {letter}iB ({spread(low / decimal, high / decimal)} {letter}B)"
 
 
 def spread(low: float, high: float, digits: int = 2) -> str:

@@ -83,14 +83,12 @@ def test_zero3_is_the_forecast_that_the_ledger_confirms(world, dtypes):
     """forecast.held is compared with the engine's own ledger in tests/engine/test_forecast.py. All gradients may accumulate there."""
     model = GPT(GPTConfig(dim=30, layers=3, heads=2, vocab=97, context=33))                          # rows that must be padded
     policy = MixedPrecisionPolicy() if dtypes == "fp32" else MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    sizes = forecast.sizes(model, list(reversed(model.blocks)), world, policy)
-    held = forecast.held(sizes)
+    held = forecast.held(forecast.sizes(model, list(reversed(model.blocks)), world, policy))
     planned = memory(model, gpus=world, dtypes=dtypes, runtime=False)
     at_rest = sum(planned.of(kind) for kind in (Category.SHARDED_PARAM, Category.SHARDED_GRAD, Category.OPTIMIZER, "padding"))
-    kinds = (Category.SHARDED_PARAM, Category.SHARDED_GRAD, Category.OPTIMIZER)
-    assert at_rest == sum(size[kind] for size in sizes.values() for kind in kinds)
+    assert at_rest == 16 / 12 * (held[Category.SHARDED_PARAM] + held[Category.OPTIMIZER])
     if world > 1:
-        assert planned.low == pytest.approx(held.total(), rel=0.03)                                  # whole units there include padding
+        assert planned.low == pytest.approx(held.total(), rel=0.07)                                  # whole units there include padding
 
 
 def test_every_row_of_the_ladder_holds_what_zero_says():
@@ -200,3 +198,11 @@ def test_every_preset_says_where_it_comes_from():
     assert all(shape.source for shape in presets().values())
     assert Strategy(gpus=8).batch == 8 and by_batch(64, gpus=8).micro_batches == 8
     assert memory("gpt2", gpus=1, runtime=False).low / GiB < memory("gpt2", gpus=1).low / GiB
+
+
+def test_examples_in_docstrings_are_true():
+    import doctest
+
+    from fsdp_ref.plan import checks, partition, quantities
+    for part in (checks, partition, quantities):
+        assert doctest.testmod(part).failed == 0 < doctest.testmod(part).attempted, part.__name__

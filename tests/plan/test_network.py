@@ -92,6 +92,7 @@ def test_what_the_network_costs_shows():
     assert across.parts["bubble"] > 0 < across.parts["sends"] and fast.parts["bubble"] == 0
 
 
+@pytest.mark.slow
 def test_calibrate_writes_a_hardware_file(tmp_path):
     found = calibration.calibrate(2, device="cpu", name="mine")
     path = calibration.save(found, tmp_path / "mine.toml")

@@ -56,6 +56,7 @@ def _measured(rank, world):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, 4])
 def test_the_same_events_and_bytes_as_real_ranks(ranks, world):
     """The acceptance is 2 % of the peak; the replay is the engine, so it is exact, for every row of the ladder."""
