@@ -1,8 +1,8 @@
 """Pictures with controls, for a notebook: step through a timeline, a ring, a gather; choose rank, unit, stage, world size.
 
-Each function returns an `Explorer`: labelled ipywidgets (a slider and a list answer to Tab and the arrow keys by themselves), the picture with
-its words as alt text, and the table of the same numbers. Where widgets cannot run (a page on GitHub, nbconvert, a terminal) the static picture
-of the first setting, its words and its table stand there instead. This module must never compute a number that is not the picture's.
+Each function returns an `Explorer`: labelled ipywidgets (a slider and a list answer to Tab and the arrow keys by themselves), the picture
+with its words as alt text, and the table of the same numbers. Where widgets cannot run (a page on GitHub, nbconvert, a terminal) the static
+picture of the first setting, its words and its table stand there instead. This module must never compute a number that is not the picture's.
 
     from fsdp_ref.lab import explore
     explore.cut(ledger)          explore.ring()          explore.gather(ledger)          explore.strategies({"DDP": one, "ZeRO-3": other})

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "contrast": (*FOUNDATION, "nested"),
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
-    "viz": ("errors", "rows", "ledger"),
+    "viz": ("errors", "rows", "ledger"), "live": ("errors", "rows", "ledger", "textfile"),
     "selftest": FOUNDATION,
 }
 

@@ -12,6 +12,7 @@ from fsdp_ref.engine.hooks import hooks_of
 from fsdp_ref.errors import ConfigError, FsdpRefError
 from fsdp_ref.lab import explore, reprs
 from fsdp_ref.ledger import Category, Ledger, Shard
+from fsdp_ref.viz import style
 from fsdp_ref.viz.cut import held_at
 from tests.viz import samples
 
@@ -116,45 +117,5 @@ def test_ledgers_shards_and_units_show_as_pictures(ledger):
 
 def test_the_categories_of_a_cut_have_the_colours_of_everywhere(ledger):
     figure = held_at(ledger, 0.0303).figure
-    assert {t.get_text()[:1] for t in figure.legends[0].get_texts()} <= {s.letter
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-
-                                                                         for s in explore.held_by_stage.__globals__["style"].CATEGORIES.values()}
+    assert {t.get_text()[:1] for t in figure.legends[0].get_texts()} <= {look.letter for look in style.CATEGORIES.values()}
     assert str(Category.SHARDED_PARAM) in " ".join(t.get_text() for t in figure.legends[0].get_texts())
