@@ -2,7 +2,7 @@
 
 Each function returns an `Explorer`: labelled ipywidgets (a slider and a list answer to Tab and the arrow keys by themselves), the picture
 with its words as alt text, and the table of the same numbers. Where widgets cannot run (a page on GitHub, nbconvert, a terminal) the static
-picture of the first setting, its words and its table stand there instead. This module must never compute a number that is not the picture's.
+picture of the first setting, its words and its table stand there instead. This module must never compute a number of its own.
 
     from fsdp_ref.lab import explore
     explore.cut(ledger)          explore.ring()          explore.gather(ledger)          explore.strategies({"DDP": one, "ZeRO-3": other})
@@ -10,7 +10,6 @@ picture of the first setting, its words and its table stand there instead. This 
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -78,10 +77,8 @@ class Explorer:
         except FsdpRefError as error:
             self.status.value = f'<p role="alert">{html.escape(str(error))}</p>'
             return
-        image = base64.b64encode(picture.png()).decode()
-        words = html.escape(picture.alt)
-        self.status.value = f'<p role="status" aria-live="polite">{words}</p>'
-        self.image.value = f'<img alt="{words}" src="data:image/png;base64,{image}" style="max-width: 100%">'
+        self.status.value = f'<p role="status" aria-live="polite">{html.escape(picture.alt)}</p>'
+        self.image.value = picture.image_html
         self.table.value = picture.html
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:

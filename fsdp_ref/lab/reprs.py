@@ -1,8 +1,9 @@
 """In a notebook the last line of a cell shows a picture: of a ledger its timeline, of a shard or a unit who holds which rows.
 
 IPython is told which picture belongs to which type, by name, so neither the ledger nor the engine knows of pictures. Each bundle holds a
-PNG with its words as alt text, and the words with the table for whoever sees no images. An object that has nothing to draw keeps its plain
-text. This module must never raise: a representation that fails would hide the object.
+PNG with its words as alt text, the same as HTML (JupyterLab shows alt texts only there), and the words with the table for whoever sees no
+images. An object that has nothing to draw keeps its plain text. This module must never raise: a representation that fails would hide the
+object.
 """
 
 from __future__ import annotations
@@ -45,8 +46,9 @@ def install(shell: Any) -> None:
 def _bundle(draw: Callable[[Any], Picture]) -> Callable:
     def bundle(value: Any, include: object = None, exclude: object = None) -> tuple[dict, dict]:
         try:
-            data, metadata = draw(value)._repr_mimebundle_()
+            picture = draw(value)
         except FsdpRefError:
             return {"text/plain": repr(value)}, {}
-        return data, metadata
+        data, metadata = picture._repr_mimebundle_()
+        return {**data, "text/html": picture.page_html}, metadata
     return bundle

@@ -10,7 +10,6 @@ the notebook. This module must never slow a rank: it only reads.
 
 from __future__ import annotations
 
-import base64
 import html
 import os
 import threading
@@ -73,9 +72,9 @@ class Watch:
             self.status.value = f'<p role="alert">{html.escape(str(error))}</p>'
             return False
         self.status.value = f'<p role="status">{html.escape(self.pictures["now"].title)}</p>'
-        self.now.value, self.numbers.value = _image(self.pictures["now"]), self.pictures["now"].html
+        self.now.value, self.numbers.value = self.pictures["now"].image_html, self.pictures["now"].html
         if rows is not None:
-            self.step.value = f"<p>step {rows.meta['step']}</p>{_image(self.pictures['step'])}{self.pictures['step'].html}"
+            self.step.value = f"<p>step {rows.meta['step']}</p>{self.pictures['step'].page_html}"
         return True
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
@@ -90,8 +89,3 @@ class Watch:
 def live(folder: str | os.PathLike, *, every: float = 1.0, limit: float = 3600.0) -> Watch:
     """Watch the ranks that report to `folder`, once every `every` seconds, for at most `limit` seconds."""
     return Watch(folder, every, limit).start()
-
-
-def _image(picture: Picture) -> str:
-    return (f'<img alt="{html.escape(picture.alt)}" src="data:image/png;base64,{base64.b64encode(picture.png()).decode()}" '
-            'style="max-width: 100%">')

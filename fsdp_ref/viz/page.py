@@ -6,7 +6,6 @@ This module must never put a name from a ledger into the page without escaping i
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 
@@ -44,9 +43,8 @@ def page(title: str, facts: Sequence[str], pictures: Mapping[str, Picture], link
     lines += [f'<nav aria-label="Pictures"><ol>{contents}</ol></nav>']
     lines += [f'<p><a href="{text(file)}">{text(words)}</a></p>' for words, file in links.items()]
     for name, picture in pictures.items():
-        image = base64.b64encode(picture.png()).decode()
         heading, alt = text(picture.title), text(picture.alt)
         lines += [f'<section id="{text(name)}"><h2>{heading}</h2>',
-                  f'<figure><img src="data:image/png;base64,{image}" alt="{alt}"><figcaption>{alt}</figcaption></figure>',
+                  f"<figure>{picture.image_html}<figcaption>{alt}</figcaption></figure>",
                   f'<div class="table" tabindex="0" role="region" aria-label="Numbers: {heading}">{picture.html}</div></section>']
     return "\n".join([*lines, "</main></body></html>"]) + "\n"
