@@ -35,8 +35,8 @@ def write(runs: list[Path], out: Path, *, load_on: int | None = None) -> str:
     """Draw `runs` (folders with a ledger.json, or ledgers) into the folder `out`; returns a sentence that says what was written.
 
     Each run gets its own pictures and a trace; memory, what is held and what is sent are one picture each, all runs on the same axes. A
-    picture that cannot be drawn (a ledger without events, say) is named in the report with the reason. A run's latest checkpoint is drawn as
-    it would be loaded by `load_on` ranks (default: as many as saved it).
+    picture that cannot be drawn (a ledger without events, say) is named in the report with the reason. A run's latest checkpoint is drawn
+    as it would be loaded by `load_on` ranks (default: as many as saved it).
 
     Raises:
         FsdpRefError: a ledger is missing or damaged, nothing could be drawn, or `out` cannot be written.

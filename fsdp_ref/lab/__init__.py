@@ -3,6 +3,8 @@
     from fsdp_ref.lab import start
     lab = start(ranks=4)
 
+    from fsdp_ref.lab import explore                # pictures with controls; importing it also gives ledgers, shards and units pictures
+
 Nothing else in the package imports the lab. It must never run a collective in the notebook's own process.
 """
 

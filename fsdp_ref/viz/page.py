@@ -6,7 +6,6 @@ This module must never put a name from a ledger into the page without escaping i
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +17,8 @@ body { font: 16px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-
 figure { margin: 0 0 1rem; } img { max-width: 100%; height: auto; border: 1px solid #767676; }
 figcaption { font-size: 0.9rem; }
 .table { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; font-weight: bold; padding: 0.3rem 0; } th, td { border: 1px solid #767676; padding: 0.15rem 0.5rem; text-align: left; }
+caption { text-align: left; font-weight: bold; padding: 0.3rem 0; }
+th, td { border: 1px solid #767676; padding: 0.15rem 0.5rem; text-align: left; }
 th { background: #f0f0f0; } a { color: #0b5394; } a:focus, summary:focus, .table:focus { outline: 3px solid #0b5394; }
 """
 
@@ -43,8 +43,8 @@ def page(title: str, facts: Sequence[str], pictures: Mapping[str, Picture], link
     lines += [f'<nav aria-label="Pictures"><ol>{contents}</ol></nav>']
     lines += [f'<p><a href="{text(file)}">{text(words)}</a></p>' for words, file in links.items()]
     for name, picture in pictures.items():
-        image = base64.b64encode(picture.png()).decode()
-        lines += [f'<section id="{text(name)}"><h2>{text(picture.title)}</h2>',
-                  f'<figure><img src="data:image/png;base64,{image}" alt="{text(picture.alt)}"><figcaption>{text(picture.alt)}</figcaption></figure>',
-                  f'<div class="table" tabindex="0" role="region" aria-label="{text("Numbers: " + picture.title)}">{picture.html}</div></section>']
+        heading, alt = text(picture.title), text(picture.alt)
+        lines += [f'<section id="{text(name)}"><h2>{heading}</h2>',
+                  f"<figure>{picture.image_html}<figcaption>{alt}</figcaption></figure>",
+                  f'<div class="table" tabindex="0" role="region" aria-label="Numbers: {heading}">{picture.html}</div></section>']
     return "\n".join([*lines, "</main></body></html>"]) + "\n"

@@ -6,6 +6,7 @@ then the table. This module must never write anything that differs between two r
 
 from __future__ import annotations
 
+import base64
 import html
 import io
 import os
@@ -81,6 +82,17 @@ class Picture:
     def html(self) -> str:
         """The table as HTML, with the title as its caption."""
         return tables.as_html(self.table, self.title)
+
+    @property
+    def image_html(self) -> str:
+        """The image alone as HTML, with its words as alt text; nothing is loaded from anywhere."""
+        return (f'<img alt="{html.escape(self.alt)}" src="data:image/png;base64,{base64.b64encode(self.png()).decode()}" '
+                'style="max-width: 100%">')
+
+    @property
+    def page_html(self) -> str:
+        """Image and table as HTML."""
+        return f"{self.image_html}\n{self.html}"
 
     def save(self, path: str | os.PathLike) -> tuple[Path, Path]:
         """Write `path` (PNG; `.png` is added when missing) and a Markdown file beside it with words and table; returns both paths.

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "contrast": (*FOUNDATION, "nested"),
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
-    "viz": ("errors", "rows", "ledger"),
+    "viz": ("errors", "rows", "ledger"), "live": ("errors", "rows", "ledger", "textfile"),
     "interval": ("errors",),
     "plan": (*FOUNDATION, "interval", "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
