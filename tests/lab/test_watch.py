@@ -60,7 +60,7 @@ def test_the_budget_bounds_what_telling_costs(tmp_path, monkeypatch):
         told.append(self._count)
 
     monkeypatch.setattr(live.Reporter, "tell", tell)
-    reporter = live.Reporter(tmp_path, first=10**9)
+    reporter = live.Reporter(tmp_path, budget=0.02, first=10**9)
     for _ in range(600):
         with reporter.step() as note:
             clock[0] += 0.010
