@@ -60,7 +60,7 @@ def _compare(lines: list[str], group: dist.ProcessGroup) -> None:
     number = next(_asked.setdefault(group, itertools.count()))
     limit = timedelta(seconds=here.timeout) if here else LIMIT
     store = dist.PrefixStore(f"fsdp_ref/agreement/{group.group_name}/{ranks[0]}/{number}",
-                             here.store if here else dist.distributed_c10d._get_default_store())
+                             world.store_of_groups())
     store.set(f"lines/{mine}", json.dumps(lines))
     store.set(f"print/{mine}", xxhash.xxh3_128_hexdigest("\n".join(lines).encode()))
     prints = []

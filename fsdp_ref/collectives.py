@@ -4,7 +4,7 @@ The engine, the checkpoint and the lab call these functions and nothing else, so
 A call returns a `Pending`; `wait()` makes the result safe to use. On the CPU (gloo) a thread carries the message and `wait` blocks
 (wire.py); on CUDA it is queued on `stream` and `wait` makes the current stream wait for an event, without blocking Python.
 A failure becomes a `RankError` that names the rank at fault (see `world.explain_failure`). Every rank must make the same calls
-in the same order.
+in the same order; `check_calls` finds out before anything is sent (fingerprint.py).
 
 [Note: two routes] On gloo, messages travel directly (wire.py says why). The library's own collective is called instead on every other
 backend, and wherever somebody watches torch's collectives by name: under a dispatch mode (`CommDebugMode` counts them) and when a
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,14 +24,14 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from . import ledger, wire, world
+from . import fingerprint, ledger, wire, world
 from .clock import stamp
 from .errors import ConfigError
 from .ledger import Lane
 from .wire import emulate
 
-__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "emulate", "gather_json", "gather_ledgers",
-           "reduce_scatter", "route"]
+__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "check_calls", "emulate", "gather_json",
+           "gather_ledgers", "reduce_scatter", "route"]
 
 # torch 2.13 renamed all_gather_into_tensor; the old name warns there and the new one is missing before.
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -39,6 +40,7 @@ _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTE
 
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
+_checking = os.environ.get("FSDP_REF_CHECK_CALLS", "0") not in ("", "0")
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,21 @@ def route(name: str) -> Iterator[None]:
         yield
     finally:
         _route = before
+
+
+@contextlib.contextmanager
+def check_calls(on: bool = True) -> Iterator[None]:
+    """Have every collective compare what the ranks are about to do, before it does it (fingerprint.py). Every rank must enter it.
+
+    A rank that does something else is named, with what it does and at which line, and nothing is sent. On CUDA the comparison makes
+    Python wait for the slowest rank, so nothing overlaps with it.
+    """
+    global _checking
+    before, _checking = _checking, on
+    try:
+        yield
+    finally:
+        _checking = before
 
 
 class Pending:
@@ -112,7 +129,7 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, group: dist.Proce
     """
     return _issue(Lane.REDUCE_SCATTER, lambda: getattr(dist, _REDUCE_SCATTER)(output, source, op=op, group=group, async_op=True),
                   _directly(wire.reduce_scatter, op, output.view(-1), source.view(group.size(), -1), group),
-                  source, (output, source), group, label, stream)
+                  source, (output, source), group, label, stream, _name(op))
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
@@ -123,13 +140,13 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
     """
     direct = _directly(wire.all_reduce, op, tensor.view(-1), group) if tensor.is_contiguous() else None
     return _issue(Lane.ALL_REDUCE, lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True), direct,
-                  tensor, (tensor,), group, label, stream)
+                  tensor, (tensor,), group, label, stream, _name(op))
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, source: int = 0) -> None:
     """Everyone's `tensor` becomes that of rank `source` of the group; returns when it has."""
     _issue(Lane.OTHER, lambda: dist.broadcast(tensor, group_src=source, group=group, async_op=True), None,
-           tensor, (tensor,), group, label, None).wait()
+           tensor, (tensor,), group, label, None, "broadcast").wait()
 
 
 def gather_json(value: object, group: dist.ProcessGroup | None = None, label: Label = Label(phase="control")) -> list:
@@ -178,6 +195,11 @@ def control_device(group: dist.ProcessGroup) -> torch.device:
 def reset_sequence() -> None:
     """Forget the counters (a new world starts at 0)."""
     _sequence.clear()
+    fingerprint.forget()
+
+
+def _name(op: dist.ReduceOp.RedOpType) -> str:
+    return str(op).rpartition(".")[2].lower()
 
 
 def _directly(carry: Callable, op: dist.ReduceOp.RedOpType, *args: object) -> Callable[[int], None] | None:
@@ -193,27 +215,47 @@ def _somebody_watches() -> bool:
 
 
 def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int], None] | None, message: torch.Tensor,
-           keep: tuple[torch.Tensor, ...], group: dist.ProcessGroup, label: Label, stream: torch.cuda.Stream | None) -> Pending:
-    """Start one collective: count it, label it, choose its route, record it."""
+           keep: tuple[torch.Tensor, ...], group: dist.ProcessGroup, label: Label, stream: torch.cuda.Stream | None,
+           detail: str = "") -> Pending:
+    """Start one collective: count it, label it, have it checked, choose its route, record it."""
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
     facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
+    check = _check(lane, label, message, detail, sequence, group)
     begin = ledger.now()
     try:
+        goes_now = message.is_cuda or direct is None or _route == "library" or _somebody_watches()
+        if check is not None and goes_now:
+            check()
         if message.is_cuda:
             return _issue_cuda(library, what, sequence, label, keep, stream, facts)
         if "gloo" not in dist.get_backend_config(group):
             return Pending(_recorded(library().wait, facts, begin), what, sequence, label, keep)
-        if direct is None or _route == "library" or _somebody_watches():
+        if goes_now:
             carry: Callable[[], object] = library().wait
         else:
-            carry = partial(direct, sequence)
+            carry = partial(_checked, check, partial(direct, sequence)) if check is not None else partial(direct, sequence)
     except RuntimeError as error:
         raise world.explain_failure(error, what, sequence) from error
     done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
     return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
+
+
+def _check(lane: Lane, label: Label, message: torch.Tensor, detail: str, sequence: int,
+           group: dist.ProcessGroup) -> Callable[[], None] | None:
+    """The comparison with the other ranks that comes before this collective; None when there is none to be made."""
+    if not _checking or group.size() == 1 or not any(device.type == "cpu" for device in group._device_types):
+        return None
+    operation, reduction = (detail or "exchange of facts", "") if lane is Lane.OTHER else (str(lane), detail)
+    call = fingerprint.describe(operation, label.unit, label.phase, message, reduction, sequence)
+    return partial(fingerprint.compare, call, group)
+
+
+def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:
+    check()
+    carry()
 
 
 def _recorded(wait: Callable[[], object], facts: tuple, begin: float) -> Callable[[], None]:

@@ -24,7 +24,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from . import ledger
+from . import ledger, witness
 from .errors import ConfigError, RankError, WorldError
 
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
@@ -42,6 +42,7 @@ class World:
     backend: str
     store: dist.Store
     timeout: float
+    witness: witness.Witness | None = None
 
 
 _world: World | None = None
@@ -105,7 +106,7 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     except Exception as error:
         raise WorldError(f"rank {rank} could not join the process group ({_first_line(error)}); "
                          "run fsdp-ref doctor to see what this machine lacks") from error
-    _world = World(rank, size, home, backend, meeting, timeout)
+    _world = World(rank, size, home, backend, meeting, timeout, _witness(meeting, rank) if size > 1 else None)
     ledger.set_rank(rank)
     return _world
 
@@ -113,9 +114,21 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
 def stop() -> None:
     """Leave the world. Safe to call twice, and after a failure."""
     global _world
+    if _world is not None and _world.witness is not None:
+        _world.witness.stop()
     _world = None
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _witness(store: dist.Store, rank: int) -> witness.Witness:
+    """With a connection of its own; a file needs none, and a copy of it would take part in counting who still uses the file."""
+    return witness.Witness(store if isinstance(store, dist.FileStore) else store.clone(), rank)
+
+
+def store_of_groups() -> dist.Store:
+    """Where the ranks of this process's groups leave each other notes: the store they met in, or torch's default one."""
+    return _world.store if _world is not None else dist.distributed_c10d._get_default_store()
 
 
 def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool, timeout: float) -> dist.Store:
@@ -142,7 +155,7 @@ def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: 
     while waiting:
         waiting = {other for other in waiting if not store.check([f"rank/{other}"])}
         if waiting and time.monotonic() > deadline:
-            raise WorldError(f"{_name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
+            raise WorldError(f"{name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
                              f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
         if waiting:
             time.sleep(0.02)
@@ -167,13 +180,15 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
         silent = _await_reports(world)
         dead = sorted(rank for rank in silent if not _is_alive(world, rank))
         others = _reports(world, set(range(world.size)) - silent - {world.rank})
+        astray = {rank: f"is at {place}" for rank, place in witness.ask(world.store, silent - set(dead)).items()} if not dead else {}
     except Exception:                                     # the store died with the rank that held it
         return RankError(f"{here} failed, and the store in which the others would say why is gone too "
                          f"({_first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
     if dead:
-        return RankError(f"{_name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
+        return RankError(f"{name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
     if silent:
-        return RankError(f"{_name_ranks(silent)} never arrived at {here} within {world.timeout:g} s; every rank must call the same "
+        told = "".join(f"; rank {rank} {place}" for rank, place in sorted(astray.items()))
+        return RankError(f"{name_ranks(silent)} never arrived at {here} within {world.timeout:g} s{told}; every rank must call the same "
                          "collectives in the same order")
     astray = {rank: report["what"] for rank, report in others.items() if report["what"] != what}
     if astray:
@@ -208,7 +223,8 @@ def _is_alive(world: World, rank: int) -> bool:
         return False
 
 
-def _name_ranks(ranks: set[int] | list[int]) -> str:
+def name_ranks(ranks: set[int] | list[int]) -> str:
+    """`rank 1`, or `ranks 0, 2`."""
     names = ", ".join(str(rank) for rank in sorted(ranks))
     return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
 

@@ -10,14 +10,15 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "world", "wire", "collectives")
+FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "witness", "world", "wire", "fingerprint", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "placements": ("errors",),
     "ledger": ("errors", "rows", "clock"),
-    "world": ("errors", "ledger"),
+    "witness": (), "world": ("errors", "ledger", "witness"),
     "wire": ("errors",),
-    "collectives": ("errors", "ledger", "world", "clock", "wire"),
+    "fingerprint": ("errors", "wire", "witness", "world"),
+    "collectives": ("errors", "ledger", "world", "clock", "wire", "fingerprint"),
     "agreement": ("errors", "world", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (),
