@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import torch.distributed as dist
 from . import fingerprint, ledger, wire, world
 from .clock import stamp
 from .errors import ConfigError
+from .fingerprint import check_calls
 from .ledger import Lane
 from .wire import emulate
 
@@ -40,7 +40,6 @@ _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTE
 
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
-_checking = os.environ.get("FSDP_REF_CHECK_CALLS", "0") not in ("", "0")
 
 
 @dataclass(frozen=True)
@@ -62,21 +61,6 @@ def route(name: str) -> Iterator[None]:
         yield
     finally:
         _route = before
-
-
-@contextlib.contextmanager
-def check_calls(on: bool = True) -> Iterator[None]:
-    """Have every collective compare what the ranks are about to do, before it does it (fingerprint.py). Every rank must enter it.
-
-    A rank that does something else is named, with what it does and at which line, and nothing is sent. On CUDA the comparison makes
-    Python wait for the slowest rank, so nothing overlaps with it.
-    """
-    global _checking
-    before, _checking = _checking, on
-    try:
-        yield
-    finally:
-        _checking = before
 
 
 class Pending:
@@ -198,6 +182,21 @@ def reset_sequence() -> None:
     fingerprint.forget()
 
 
+def check_direct(operation: str, name: str, message: torch.Tensor, detail: str, group: dist.ProcessGroup) -> None:
+    """Compare a call that does not come through this door (lab/guard.py); returns when all ranks of `group` are about to make it.
+
+    Raises:
+        RankError: a rank makes another call, or never came.
+    """
+    sequence = _sequence[group.group_name]
+    _sequence[group.group_name] += 1
+    call = fingerprint.describe(operation, name, "", message, detail, sequence)
+    try:
+        fingerprint.compare(call, group)
+    except RuntimeError as error:
+        raise world.explain_failure(error, str(call), sequence) from error
+
+
 def _name(op: dist.ReduceOp.RedOpType) -> str:
     return str(op).rpartition(".")[2].lower()
 
@@ -211,7 +210,10 @@ def _directly(carry: Callable, op: dist.ReduceOp.RedOpType, *args: object) -> Ca
 
 def _somebody_watches() -> bool:
     """Whether torch's collectives are being counted or have been replaced. [Note: two routes]"""
-    return torch._C._len_torch_dispatch_stack() > 0 or any(getattr(dist, name) is not fn for name, fn in _ORIGINALS.items())
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    now = {name: getattr(dist, name) for name in _ORIGINALS}
+    return any((fn.__wrapped__ if hasattr(fn, "fsdp_ref_guards") else fn) is not _ORIGINALS[name] for name, fn in now.items())
 
 
 def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int], None] | None, message: torch.Tensor,
@@ -223,7 +225,9 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
     facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
-    check = _check(lane, label, message, detail, sequence, group)
+    other = lane is Lane.OTHER
+    check = fingerprint.check_of(detail or "exchange of facts" if other else str(lane), label.unit, label.phase, message,
+                                 "" if other else detail, sequence, group)
     begin = ledger.now()
     try:
         goes_now = message.is_cuda or direct is None or _route == "library" or _somebody_watches()
@@ -241,16 +245,6 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
         raise world.explain_failure(error, what, sequence) from error
     done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
     return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
-
-
-def _check(lane: Lane, label: Label, message: torch.Tensor, detail: str, sequence: int,
-           group: dist.ProcessGroup) -> Callable[[], None] | None:
-    """The comparison with the other ranks that comes before this collective; None when there is none to be made."""
-    if not _checking or group.size() == 1 or not any(device.type == "cpu" for device in group._device_types):
-        return None
-    operation, reduction = (detail or "exchange of facts", "") if lane is Lane.OTHER else (str(lane), detail)
-    call = fingerprint.describe(operation, label.unit, label.phase, message, reduction, sequence)
-    return partial(fingerprint.compare, call, group)
 
 
 def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:

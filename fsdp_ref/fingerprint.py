@@ -18,10 +18,13 @@ wherever `collectives.check_calls()` or the environment variable FSDP_REF_CHECK_
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,6 +36,32 @@ from .errors import RankError
 TAG = 1 << 30           # of the digests' messages: far from those of the collectives, which count from 0
 PATIENCE = 5.0          # seconds a description may take through the store
 _last: dict[str, deque[Call]] = {}          # the last calls of each group, newest last
+_on = os.environ.get("FSDP_REF_CHECK_CALLS", "0") not in ("", "0")
+
+
+class check_calls:  # noqa: N801
+    """Have every collective compare what the ranks are about to do, before it does it (fingerprint.py). Every rank must say so.
+
+    A function (from now on) or, under `with`, a context manager (until its end), as `torch.set_grad_enabled` is. A rank that does
+    something else is named, with what it does and at which line, and nothing is sent. On CUDA the comparison makes Python wait for
+    the slowest rank, so nothing overlaps with it.
+    """
+
+    def __init__(self, on: bool = True) -> None:
+        global _on
+        self._before, _on = _on, on
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        global _on
+        _on = self._before
+
+
+def checking() -> bool:
+    """Whether calls are being compared now."""
+    return _on
 
 
 @dataclass(frozen=True)
@@ -69,6 +98,14 @@ def describe(operation: str, unit: str, phase: str, message: torch.Tensor, reduc
     """The call that is being made, with the line of the program that makes it."""
     dtype = str(message.dtype).removeprefix("torch.")
     return Call(operation, unit, phase, message.numel(), dtype, reduction, number, witness.place_of(sys._getframe(1)))
+
+
+def check_of(operation: str, unit: str, phase: str, message: torch.Tensor, reduction: str, number: int,
+             group: dist.ProcessGroup) -> Callable[[], None] | None:
+    """The comparison that comes before this collective; None where none is to be made."""
+    if not _on or group.size() == 1 or not any(device.type == "cpu" for device in group._device_types):
+        return None
+    return partial(compare, describe(operation, unit, phase, message, reduction, number), group)
 
 
 def compare(call: Call, group: dist.ProcessGroup) -> None:

@@ -9,6 +9,8 @@ from IPython import get_ipython
 import fsdp_ref
 from fsdp_ref import collectives, world
 
+from . import guard
+
 
 def join(rank: int, size: int, store: str, timeout: float, device: str = "auto") -> dict[str, str]:
     """Join the process group and lay out the names that every cell under `%%px` finds; return what was brought up.
@@ -20,6 +22,8 @@ def join(rank: int, size: int, store: str, timeout: float, device: str = "auto")
     """
     here = world.start(rank, size, store=store, timeout=timeout, device=device)
     collectives.reset_sequence()
+    collectives.check_calls()
+    guard.install()
     names = {name: getattr(fsdp_ref, name) for name in fsdp_ref.__all__ if name not in ("lab", "viz")}     # those stay in the notebook
     names |= {"rank": rank, "world_size": size, "device": here.device, "torch": torch, "dist": dist, "fsdp_ref": fsdp_ref}
     get_ipython().user_ns.update(names)

@@ -1,0 +1,98 @@
+"""Collectives that a cell calls on torch.distributed itself are compared between the ranks, like those of collectives.py.
+
+    import torch.distributed as dist
+    dist.all_reduce(grad_a if rank else grad_b)       # gloo adds the two up; here every rank is told, and nothing is sent
+
+`install` puts a check in front of torch.distributed's functions, in this process, once; `collectives.check_calls` turns it on and off.
+It must never run in the notebook's kernel.
+
+[Note: the name of a tensor] A call on torch.distributed has no label, so two calls of one size look alike. The label is the variable that
+holds the tensor where the call is made (the longest such name: behind a loop's `t` stands `grad_a`), or else the text of the calling
+line. Broadcasts and the like are often called from two branches, one for the root: there only operation, size and root count.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from .. import collectives, fingerprint
+
+_OWN = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What must agree: the elements of argument `message` (if `sized`), the tensor's name (if `named`), the value of argument `root`."""
+
+    message: str
+    sized: bool = True
+    named: bool = True
+    root: str = ""
+
+
+RULES = {
+    "all_reduce": Rule("tensor"), "all_gather": Rule("tensor"), "reduce_scatter": Rule("output"),
+    "all_gather_into_tensor": Rule("input_tensor"), "all_gather_single": Rule("input_tensor"),
+    "reduce_scatter_tensor": Rule("output"), "reduce_scatter_single": Rule("output"),
+    "all_to_all": Rule("input_tensor_list", sized=False), "all_to_all_single": Rule("input", sized=False),
+    "broadcast": Rule("tensor", named=False, root="src"), "reduce": Rule("tensor", named=False, root="dst"),
+    "gather": Rule("tensor", named=False, root="dst"), "scatter": Rule("tensor", named=False, root="src"),
+    "barrier": Rule("", named=False), "monitored_barrier": Rule("", named=False), "all_gather_object": Rule("", named=False),
+    "broadcast_object_list": Rule("", named=False, root="src"), "scatter_object_list": Rule("", named=False, root="src"),
+    "gather_object": Rule("", named=False, root="dst"),
+}
+
+
+def install() -> None:
+    """Guard torch.distributed's collectives in this process. A second call does nothing."""
+    for name, rule in RULES.items():
+        function = getattr(dist, name, None)
+        if function is not None and not hasattr(function, "fsdp_ref_guards"):
+            setattr(dist, name, _guarded(name, function, rule))
+
+
+def _guarded(name: str, function: Callable, rule: Rule) -> Callable:
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: object, **kwargs: object) -> object:
+        frame = sys._getframe(1)
+        ours = frame.f_code.co_filename.startswith(_OWN)              # what collectives.py calls, it has compared
+        if fingerprint.checking() and dist.is_initialized() and not ours:
+            _compare(name, rule, signature.bind(*args, **kwargs).arguments, frame)
+        return function(*args, **kwargs)
+
+    call.fsdp_ref_guards = True
+    return call
+
+
+def _compare(name: str, rule: Rule, arguments: dict, frame: FrameType) -> None:
+    group = arguments.get("group") or dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup) or group.size() == 1:
+        return
+    message = arguments.get(rule.message)
+    message = message[0] if isinstance(message, (list, tuple)) and message else message
+    tensor = message if isinstance(message, torch.Tensor) else torch.empty(0)
+    details = [str(arguments["op"]).rpartition(".")[2].lower()] if "op" in arguments else []
+    if rule.root and (root := arguments.get(rule.root, arguments.get(f"group_{rule.root}"))) is not None:
+        details.append(f"{rule.root} {root}")
+    collectives.check_direct(name.replace("_", "-"), name_of(tensor, frame) if rule.named else "", tensor if rule.sized else tensor[:0],
+                             ", ".join(details), group)
+
+
+def name_of(tensor: torch.Tensor, frame: FrameType) -> str:
+    """The longest variable of `frame` that is this very tensor; else the text of its line. [Note: the name of a tensor]"""
+    names = [name for name, value in frame.f_locals.items() if value is tensor and not name.startswith("_")]
+    if names:
+        return max(sorted(names), key=len)
+    return linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()[:80]
