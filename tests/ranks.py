@@ -30,10 +30,10 @@ def _prepare(parent: int) -> None:
     torch.set_num_threads(1)
 
 
-def _call(rank, size, store, timeout, fn, args, kwargs):
+def _call(rank, size, store, timeout, device, fn, args, kwargs):
     from fsdp_ref import collectives, world
     collectives.reset_sequence()
-    world.start(rank, size, store=store, timeout=timeout)
+    world.start(rank, size, store=store, timeout=timeout, device=device)
     try:
         return fn(rank, size, *args, **kwargs)
     finally:
@@ -49,11 +49,11 @@ class RankPool:
         self._pids: list[int] = []
         self._home = tempfile.TemporaryDirectory(prefix="fsdp-ref-tests-")
 
-    def __call__(self, size: int, fn, *args, limit: float = 60.0, timeout: float = 20.0, **kwargs) -> list:
+    def __call__(self, size: int, fn, *args, limit: float = 60.0, timeout: float = 20.0, device: str = "cpu", **kwargs) -> list:
         """Run `fn(rank, size, *args, **kwargs)` on `size` ranks. `limit`: seconds for the call; `timeout`: for one collective."""
         self._grow(size)
         store = Path(self._home.name) / uuid.uuid4().hex
-        futures = [self._executors[r].submit(_call, r, size, str(store), timeout, fn, args, kwargs) for r in range(size)]
+        futures = [self._executors[r].submit(_call, r, size, str(store), timeout, device, fn, args, kwargs) for r in range(size)]
         _, late = wait(futures, timeout=limit)
         if late:
             self.close()
