@@ -12,7 +12,8 @@ _HOMES = {
     "ledger": ["Ledger", "record"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_MODULES = ["checkpoint", "collectives", "contrast", "data", "engine", "fp8", "lab", "ledger", "models", "placements", "viz", "world"]
+_MODULES = ["checkpoint", "collectives", "contrast", "data", "engine", "fp8", "lab", "ledger", "models", "placements", "preemption",
+            "viz", "world"]
 
 __version__ = "0.1.0"
 __all__ = [*_HOME_OF, *_MODULES]

@@ -8,6 +8,10 @@ torch.distributed, draw from a global random generator, or change its order with
 [Note: where an epoch ends] Samples are numbered 0, 1, 2, ... without end; with n windows, sample k is window
 `order(seed, k // n)[k % n]`. A batch that reaches over the end of an epoch takes its rest from the beginning of the next. So
 each epoch has each window exactly once, also when the batch does not divide it, and nothing is dropped or repeated.
+
+[Note: batches made ahead] With `prefetch` a thread makes the next batches while this one is trained on. They lie under the number of
+their first sample and wait to be asked for. The position counts what was handed out and nothing else, so a state taken at any moment
+continues with the batch that `next` would have given, made ahead or not.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import os
 import stat
 import sysconfig
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -163,19 +168,25 @@ class Loader:
     ((2, 4), False)
     """
 
-    def __init__(self, corpus: Corpus, *, context: int, batch: int, seed: int = 0, rank: int = 0, ranks: int = 1) -> None:
-        """`batch` is the global batch in windows.
+    def __init__(self, corpus: Corpus, *, context: int, batch: int, seed: int = 0, rank: int = 0, ranks: int = 1,
+                 prefetch: int = 0) -> None:
+        """`batch` is the global batch in windows; `prefetch` how many batches a thread makes ahead, see [Note: batches made ahead].
 
         Raises:
-            DataError: the text is too small, or the batch cannot be cut into `ranks` equal parts.
+            DataError: the text is too small, the batch cannot be cut into `ranks` equal parts, or `prefetch` is negative.
         """
         corpus.check(context)
         if batch < 1 or batch % ranks:
             raise DataError(f"a batch of {batch} windows cannot be shared equally by {ranks} ranks; make it a multiple of {ranks}")
+        if prefetch < 0:
+            raise DataError(f"prefetch is {prefetch} batches; give 0 or more")
         self.corpus, self.context, self.batch, self.seed, self.rank, self.ranks = corpus, context, batch, seed, rank, ranks
         self.text = corpus.train
         self.windows = (len(self.text) - 1) // context      # window i: bytes [i*context, (i+1)*context], the last one only as a target
         self.sample = 0                                     # the next sample's number, counted over all epochs
+        self.prefetch = prefetch
+        self._maker = ThreadPoolExecutor(1, "fsdp-ref-loader") if prefetch else None
+        self._ahead: dict[int, Future] = {}                 # first sample -> a batch that is being made
 
     @property
     def epoch(self) -> int:
@@ -184,9 +195,19 @@ class Loader:
 
     def next(self) -> tuple[np.ndarray, np.ndarray]:
         """This rank's part of the next global batch: inputs and targets, each `(batch / ranks, context)` int64."""
-        share = self.batch // self.ranks
-        first = self.sample + self.rank * share
+        first = self.sample
         self.sample += self.batch
+        if self._maker is None:
+            return self._make(first)
+        for ahead in range(first, first + (self.prefetch + 1) * self.batch, self.batch):
+            if ahead not in self._ahead:
+                self._ahead[ahead] = self._maker.submit(self._make, ahead)
+        return self._ahead.pop(first).result()
+
+    def _make(self, first: int) -> tuple[np.ndarray, np.ndarray]:
+        """This rank's part of the global batch that begins with sample `first`."""
+        share = self.batch // self.ranks
+        first += self.rank * share
         return cut_windows(self.text, [self.window(sample) for sample in range(first, first + share)], self.context)
 
     def window(self, sample: int) -> int:
@@ -218,6 +239,7 @@ class Loader:
             raise DataError(f"the saved position (epoch {epoch!r}, index {index!r}) does not exist in {self.windows} windows; "
                             "resume from another checkpoint")
         self.sample = epoch * self.windows + index
+        self._ahead.clear()
 
 
 def cut_windows(text: np.ndarray, windows: list[int], context: int) -> tuple[np.ndarray, np.ndarray]:

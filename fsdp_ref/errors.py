@@ -33,3 +33,9 @@ class CheckpointError(FsdpRefError):
     """A checkpoint is missing, incomplete, damaged or does not fit the model; nothing has been changed in memory."""
 
     exit_code = 4
+
+
+class Preempted(FsdpRefError):
+    """A signal asked the run to stop, and it has stopped: every rank saved the same step. The exit code is EX_TEMPFAIL, "try again"."""
+
+    exit_code = 75

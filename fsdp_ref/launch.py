@@ -1,8 +1,8 @@
 """Bringing up the ranks of one machine and telling their failure in one line; torch elastic does the work.
 
-The ranks meet on the loopback interface at a port the system picks. They are never restarted behind the user's back
-(`--resume auto` is the restart), and never outlive this process: each watches it (world.die_with_parent). This module must never
-train, and never print more than one line about a failure.
+The ranks meet on the loopback interface at a port the system picks. They are restarted only if the user said so (--max-restarts), and
+never outlive this process: each watches it (world.die_with_parent). A SIGTERM or SIGUSR1 that comes here is sent on to the ranks, which
+save and end within torch elastic's 30 seconds. This module must never train, and never print more than one line about a failure.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import train, train_run
-from .errors import ConfigError, RankError
+from . import preemption, train, train_run
+from .errors import ConfigError, Preempted, RankError
 from .train_options import Options
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-SIGNALS = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP", "SIGQUIT")
 
 
 def run(given: dict, argv: list[str]) -> int:
@@ -53,10 +53,11 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")                      # more threads than cores cost more than they give
-    handled = [name for name in SIGNALS if name == "SIGTERM" or signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
+    handled = [name for name in SIGNALS if name in ("SIGTERM", "SIGUSR1") or signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
     with tempfile.TemporaryDirectory(prefix="fsdp-ref-train-") as logs:
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=options.ranks, run_id=uuid.uuid4().hex, max_restarts=0, monitor_interval=0.1,
+            min_nodes=1, max_nodes=1, nproc_per_node=options.ranks, run_id=uuid.uuid4().hex,
+            max_restarts=options.max_restarts, monitor_interval=0.1,
             rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost", logs_specs=DefaultLogsSpecs(log_dir=logs),
             signals_to_handle=",".join(handled))
         os.environ[train.PARENT] = str(os.getpid())
@@ -67,7 +68,8 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
         except ChildFailedError as error:
             line, code = describe(error, out)
         except SignalException as error:
-            line, code = f"stopped by {error.sigval.name}; {_how_to_go_on(out)}", 128 + int(error.sigval)
+            code = Preempted.exit_code if error.sigval in preemption.SIGNALS else 128 + int(error.sigval)
+            line = f"stopped by {error.sigval.name}; {_how_to_go_on(out)}"
         except KeyboardInterrupt:
             line, code = "stopped by SIGINT before the ranks were up; start it again", 130
         finally:
@@ -86,6 +88,11 @@ def describe(error: ChildFailedError, out: Path) -> tuple[str, int]:
     for rank, failure in sorted(error.failures.items()):
         if failure.exitcode == RankError.exit_code and "never arrived" in _message(failure):
             return f"rank {rank} stopped with exit code {failure.exitcode}: {_message(failure)}; {_how_to_go_on(out)}", failure.exitcode
+    for rank, failure in sorted(error.failures.items()):
+        if failure.exitcode == Preempted.exit_code:
+            return _message(failure), failure.exitcode
+        if -failure.exitcode in preemption.SIGNALS:
+            return f"rank {rank} was stopped by {failure.signal_name()} before it could listen; {_how_to_go_on(out)}", Preempted.exit_code
     rank, failure = min(error.failures.items(), key=lambda item: (item[1].exitcode == RankError.exit_code, item[1].timestamp, item[0]))
     if failure.exitcode < 0:
         hint = ", the system may have run out of memory" if failure.exitcode == -signal.SIGKILL else ""
@@ -101,6 +108,6 @@ def _message(failure: ProcessFailure) -> str:
 
 
 def _how_to_go_on(out: Path) -> str:
-    if train_run.checkpoints(out):
-        return f"go on from the last checkpoint with fsdp-ref train --out {out} --resume auto"
+    if found := train_run.checkpoints(out):
+        return f"go on from the last checkpoint ({found[-1].name}) with fsdp-ref train --out {out} --resume auto"
     return f"there is no checkpoint yet, start over with fsdp-ref train --out {out} --resume none"

@@ -130,7 +130,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         nbytes = sum(_local(tensor).numel() * tensor.element_size() for tensor in tensors)
         step.token, step.entries = ledger.allocate(Category.OPTIMIZER, "optimizer", nbytes), len(optimizer.state)
         weakref.finalize(optimizer, ledger.free, step.token)
-    resident = [unit for ref in _resident if (unit := ref()) is not None]
+    resident = _units_of(optimizer)
     if resident:                                            # fused steps write without telling the version counters
         increment_version([_local(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None])
     before: Unit | None = None
@@ -141,6 +141,13 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         before = unit
     if before is not None:
         before.finish_gather()
+
+
+def _units_of(optimizer: torch.optim.Optimizer) -> list[Unit]:
+    """The units with whole weights whose shards this optimizer updates. Not those of other models: one that nobody uses any more may be
+    alive on this rank and gone on another, where the garbage collector ran earlier, and a gather of it would meet no other."""
+    own = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    return [unit for ref in _resident if (unit := ref()) is not None and any(id(param.sharded) in own for param in unit.params)]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

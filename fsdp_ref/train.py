@@ -15,14 +15,14 @@ import time
 import traceback
 from pathlib import Path
 
-from . import train_options, train_run
-from .errors import FsdpRefError
+from . import preemption, train_options, train_run
+from .errors import FsdpRefError, Preempted
 
 PARENT = "FSDP_REF_PARENT"          # process id of the command that launched this rank; it prints the errors of its ranks
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command; returns the exit code (0 done, 2 wrong argument or text, 3 rank lost, 4 checkpoint, 130 Ctrl-C)."""
+    """Run the command; returns the exit code (0 done, 2 wrong argument or text, 3 rank lost, 4 checkpoint, 75 SIGTERM, 130 Ctrl-C)."""
     argv = sys.argv[1:] if argv is None else argv
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         _rank_main(argv)
@@ -50,13 +50,14 @@ def _rank_main(argv: list[str]) -> None:
     given: dict = {}
     code = 0
     try:
-        given = train_options.parse(argv)
-        options = options_of_this_start(given)
-        _watch_parent()
-        from . import train_loop
-        train_loop.train(options)
+        with preemption.watch() as stop:                     # before torch is imported: a signal is heard from here on
+            given = train_options.parse(argv)
+            options = options_of_this_start(given)
+            _watch_parent()
+            from . import train_loop
+            train_loop.train(options, stop)
     except FsdpRefError as error:
-        _report(str(error))
+        _report(str(error), told=isinstance(error, Preempted) and os.environ["RANK"] != "0")
         code = error.exit_code
     except KeyboardInterrupt:
         _report("it was interrupted (SIGINT); go on with --resume auto if there is a checkpoint")
@@ -82,12 +83,12 @@ def _watch_parent() -> None:
         os._exit(1)
 
 
-def _report(message: str) -> None:
-    """Hand the message to the launcher in torch elastic's error file; print it unless our own launcher will."""
+def _report(message: str, told: bool = False) -> None:
+    """Hand the message to the launcher in torch elastic's error file; print it unless our own launcher will, or another rank (`told`)."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         row = {"message": message, "extraInfo": {"py_callstack": message, "timestamp": str(int(time.time()))}}
         Path(path).write_text(json.dumps({"message": row}), encoding="utf-8")
-    if PARENT not in os.environ:
+    if PARENT not in os.environ and not told:
         print(f"fsdp-ref train: rank {os.environ['RANK']}: {message}", file=sys.stderr)
 
 

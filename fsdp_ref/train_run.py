@@ -76,6 +76,17 @@ def begin(out: str | None, resume: str | None) -> Start:
     return Start(path, read_config(run)) if is_step else _from_run(run)
 
 
+def begin_again(out: str, resume: str | None) -> Start:
+    """Where ranks begin that were started again after one was lost: from the newest checkpoint of this very run, if there is one by now.
+
+    Raises:
+        ConfigError, CheckpointError: as `begin`.
+    """
+    if checkpoints(Path(out)):
+        return begin(out, "auto")
+    return begin(out, resume if resume not in (None, "auto") else "none")
+
+
 def _from_run(run: Path) -> Start:
     if not run.is_dir():
         raise CheckpointError(f"there is no run at {run} to resume; leave --resume out to start one there")

@@ -10,22 +10,22 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 import signal
 import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 import psutil
 import torch
 import torch.distributed as dist
 
-from . import ledger, witness
+from . import ledger, meeting, witness
 from .errors import ConfigError, RankError, WorldError
+from .meeting import first_line, name_ranks
 
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
 PR_SET_PDEATHSIG = 1    # linux/prctl.h
@@ -34,7 +34,14 @@ GRACE = 3.0             # seconds a failed rank waits for the others to say that
 
 @dataclass
 class World:
-    """What `start` brought up. `device` is where tensors belong: `cuda:<local rank>` with NCCL, `cpu` with gloo."""
+    """What `start` brought up.
+
+    Attributes:
+        device: where tensors belong: `cuda:<local rank>` with NCCL, `cpu` with gloo.
+        store: what the ranks of this start tell each other outside collectives.
+        job: the store that torchrun keeps through restarts; elsewhere the same as `store`.
+        restarts: how often torchrun has started the ranks before.
+    """
 
     rank: int
     size: int
@@ -42,10 +49,17 @@ class World:
     backend: str
     store: dist.Store
     timeout: float
+    job: dist.Store
+    restarts: int = 0
     witness: witness.Witness | None = None
+
+    def remember(self, name: str, value: str) -> str:
+        """The first value that any rank gave under this name since torchrun began, through all restarts."""
+        return self.job.compare_set(f"remembered/{name}", "", value).decode()
 
 
 _world: World | None = None
+before_stop: list[Callable[[], None]] = []       # what `stop` calls while the process group still stands; must not raise
 
 
 def current() -> World | None:
@@ -99,21 +113,24 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     home = torch.device("cuda", rank % max(local_size, 1)) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(home)
-    meeting = _meet(rank, size, store, under_torchrun, timeout)
+    job, shared, restarts = meeting.meet(rank, size, store, under_torchrun, timeout)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=meeting, rank=rank, world_size=size,
+        dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=shared, rank=rank, world_size=size,
                                 timeout=timedelta(seconds=timeout))
     except Exception as error:
-        raise WorldError(f"rank {rank} could not join the process group ({_first_line(error)}); "
+        raise WorldError(f"rank {rank} could not join the process group ({first_line(error)}); "
                          "run fsdp-ref doctor to see what this machine lacks") from error
-    _world = World(rank, size, home, backend, meeting, timeout, _witness(meeting, rank) if size > 1 else None)
+    watcher = _witness(shared, rank) if size > 1 else None
+    _world = World(rank, size, home, backend, shared, timeout, job, restarts, watcher)
     ledger.set_rank(rank)
     return _world
 
 
 def stop() -> None:
-    """Leave the world. Safe to call twice, and after a failure."""
+    """Leave the world, after the checkpoint that is being written in the background. Safe to call twice, and after a failure."""
     global _world
+    for finish in before_stop:
+        finish()
     if _world is not None and _world.witness is not None:
         _world.witness.stop()
     _world = None
@@ -131,37 +148,6 @@ def store_of_groups() -> dist.Store:
     return _world.store if _world is not None else dist.distributed_c10d._get_default_store()
 
 
-def _meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool, timeout: float) -> dist.Store:
-    """Open the store and wait until every rank has written its name there."""
-    limit = timedelta(seconds=timeout)
-    if path is not None:
-        store: dist.Store = dist.FileStore(str(Path(path)), size)
-    elif under_torchrun:
-        try:
-            store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
-        except Exception as error:
-            raise WorldError(f"rank {rank} cannot reach the store at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
-                             f"({_first_line(error)}); did all {size} ranks start, and is the port free? "
-                             "torchrun --standalone picks one") from error
-        store = dist.PrefixStore(f"fsdp_ref/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    elif size == 1:
-        store = dist.HashStore()
-    else:
-        raise WorldError(f"{size} ranks need a place to meet; give store=PATH or start them with torchrun")
-    store.set_timeout(limit)
-    store.set(f"rank/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
-    deadline = time.monotonic() + timeout
-    waiting = set(range(size))
-    while waiting:
-        waiting = {other for other in waiting if not store.check([f"rank/{other}"])}
-        if waiting and time.monotonic() > deadline:
-            raise WorldError(f"{name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
-                             f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
-        if waiting:
-            time.sleep(0.02)
-    return store
-
-
 # -- who is missing? ----------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +159,7 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
     """
     world = _world
     if world is None:
-        return RankError(f"{what} failed: {_first_line(error)}")
+        return RankError(f"{what} failed: {first_line(error)}")
     here = f"{what} (collective number {sequence} of rank {world.rank})"
     try:
         world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
@@ -183,7 +169,7 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
         astray = {rank: f"is at {place}" for rank, place in witness.ask(world.store, silent - set(dead)).items()} if not dead else {}
     except Exception:                                     # the store died with the rank that held it
         return RankError(f"{here} failed, and the store in which the others would say why is gone too "
-                         f"({_first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
+                         f"({first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
     if dead:
         return RankError(f"{name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
     if silent:
@@ -195,7 +181,7 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
         told = ", ".join(f"rank {rank} was in {elsewhere}" for rank, elsewhere in sorted(astray.items()))
         return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the "
                          "same order")
-    return RankError(f"{here} failed on every rank: {_first_line(error)}")
+    return RankError(f"{here} failed on every rank: {first_line(error)}")
 
 
 def _await_reports(world: World) -> set[int]:
@@ -221,18 +207,6 @@ def _is_alive(world: World, rank: int) -> bool:
         return card["host"] != socket.gethostname() or psutil.Process(card["pid"]).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
-
-
-def name_ranks(ranks: set[int] | list[int]) -> str:
-    """`rank 1`, or `ranks 0, 2`."""
-    names = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def _first_line(error: BaseException) -> str:
-    """What a library's error says, without the place in its source and the advice that follows."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]
 
 
 # -- ranks never outlive their parent -----------------------------------------------------------------------------------------

@@ -32,7 +32,10 @@ class Files:
     def write(self, descriptor: int, data: memoryview) -> None:
         """Write all of `data`; the system may take several goes."""
         while len(data):
-            data = data[self.write_some(descriptor, data):]
+            count = self.write_some(descriptor, data)
+            if count <= 0:
+                raise OSError(errno.EIO, "a write took no byte")
+            data = data[count:]
 
     def write_some(self, descriptor: int, data: memoryview) -> int:
         """One write of the system; returns how many bytes it took."""
@@ -133,6 +136,22 @@ def opened(path: Path) -> Iterator[tuple[int, int]]:
         yield descriptor, os.fstat(descriptor).st_size
     finally:
         _layer.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory and those above it that are missing, and flush each new name; one that exists is fine.
+
+    Without the flush a power loss could take the name of the directory, and with it every checkpoint that was flushed inside.
+    """
+    if path.is_dir():
+        return
+    make_directories(path.parent)
+    try:
+        _layer.mkdir(path)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    _layer.fsync_dir(path.parent)
 
 
 class Writer:

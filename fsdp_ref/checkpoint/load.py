@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from ..errors import CheckpointError
-from . import fit, layout, random_state, reading, retention, votes
+from . import background, fit, layout, random_state, reading, retention, votes
 from .jsontext import decode
 from .manifest import Manifest
 from .verify import examine
@@ -85,6 +85,7 @@ class _Load:
 
     def run(self, place: Path, step: int | None) -> LoadReport:
         """The four stages; see the module's docstring."""
+        background.finish()                                  # retention of a save that runs could delete what is read here
         names, base, exact = votes.agree(f"look for a checkpoint in {place}", lambda: self.find(place, step))[0]
         path = self.choose([Path(base) / name for name in names], exact)
         what = f"load {path}"

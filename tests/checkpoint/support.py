@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import threading
 import warnings
 from pathlib import Path
 
@@ -180,6 +181,18 @@ class Tripwire(files.Files):
     def rmdir(self, path):
         self._step("rmdir", path)
         super().rmdir(path)
+
+
+class Gate(files.Files):
+    """Holds every save up at its first file, until `release` is set (or ten seconds are over)."""
+
+    def __init__(self) -> None:
+        self.release, self.reached = threading.Event(), threading.Event()
+
+    def create(self, path):
+        self.reached.set()
+        assert self.release.wait(10), "nobody opened the gate"
+        return super().create(path)
 
 
 def contents(directory: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ import pytest
 
 from fsdp_ref import checkpoint
 from fsdp_ref.checkpoint import files, layout
-from fsdp_ref.errors import CheckpointError, RankError
+from fsdp_ref.errors import CheckpointError
 
 from . import crashing, support
 from .crashing import expected, loaded
@@ -153,22 +153,3 @@ def test_a_damaged_newest_gives_way_to_the_one_before(old, tmp_path):
     victim.unlink()
     with pytest.warns(UserWarning, match="is missing"):
         assert checkpoint.latest(root) is None
-
-
-def missing_rank(rank, size, root):
-    model, _ = crashing.small(1, shard=True)
-    if rank == 0:
-        try:
-            checkpoint.save(root, step=1, model=model)
-        except RankError as error:
-            return str(error)
-    else:
-        import time
-        time.sleep(2.5)
-    return ""
-
-
-def test_a_rank_that_never_comes_is_named(ranks, tmp_path):
-    said = ranks(2, missing_rank, tmp_path / "root", timeout=2.0)
-    assert "rank 1 never arrived" in said[0] or "rank 1 died" in said[0]
-    assert checkpoint.committed(tmp_path / "root") == []

@@ -10,17 +10,18 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "witness", "world", "wire", "fingerprint", "collectives")
+FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "witness", "meeting", "world", "wire", "fingerprint", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "placements": ("errors",),
     "ledger": ("errors", "rows", "clock"),
-    "witness": (), "world": ("errors", "ledger", "witness"),
+    "witness": (), "meeting": ("errors",), "world": ("errors", "ledger", "meeting", "witness"),
     "wire": ("errors",),
     "fingerprint": ("errors", "wire", "witness", "world"),
     "collectives": ("errors", "ledger", "world", "clock", "wire", "fingerprint"),
     "agreement": ("errors", "world", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
+    "preemption": ("errors", "collectives"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (),
     "arguments": ("errors", "placements", "policies"),
     "forecast": ("rows", "wire", "placements", "policies"),

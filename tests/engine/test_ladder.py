@@ -1,5 +1,7 @@
 """The ZeRO ladder: the same bits on every row, bytes at rest and on the wire as the formulas say, and rows that make no sense refused."""
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -44,6 +46,24 @@ def test_whole_weights_follow_every_optimizer(ranks):
     reference = ranks(2, _fused, DDP)
     for row in (ZERO1, ZERO2, ZERO3):
         assert ranks(2, _fused, row) == reference, row.name
+
+
+def _beside_a_model_that_is_gone(rank, world, row):
+    """Rank 0 still holds a model whose shards have changed (a state was loaded, say); the other rank has dropped it."""
+    gone = data_parallel(toy(), row, mesh_for(row, world))
+    with torch.no_grad():
+        for param in gone.parameters():
+            param.to_local().add_(1.0)
+    if rank:
+        del gone, param
+        gc.collect()
+    model = data_parallel(toy(), row, mesh_for(row, world))
+    return train_with(torch.optim.AdamW(model.parameters()), model, rank)
+
+
+@pytest.mark.parametrize("row", [ZERO1, ZERO2], ids=by_name)
+def test_an_optimizer_brings_up_to_date_its_own_models_weights_alone(ranks, row):
+    assert all(torch.isfinite(torch.tensor(losses)).all() for losses in ranks(2, _beside_a_model_that_is_gone, row))
 
 
 def _trained(rank, world, row):

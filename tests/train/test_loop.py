@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fsdp_ref import data, launch, train, train_loop, world
+from fsdp_ref import data, launch, train, train_loop, train_step, world
 from fsdp_ref.data import Corpus
 from fsdp_ref.errors import CheckpointError, ConfigError, DataError, FsdpRefError
 from fsdp_ref.models import GPT, GPTConfig
@@ -126,7 +126,7 @@ def test_ranks_start_with_the_same_weights_and_draw_different_dropout(ranks):
 
 
 def test_matrices_decay_and_vectors_do_not():
-    decayed, kept = train_loop.weight_decay_groups(GPT(GPTConfig(context=8, dim=16, layers=1, heads=2)))
+    decayed, kept = train_step.weight_decay_groups(GPT(GPTConfig(context=8, dim=16, layers=1, heads=2)))
     assert decayed["weight_decay"] > 0 and kept["weight_decay"] == 0
     assert {name for name, _ in decayed["params"]} == {"tokens.weight", "positions.weight", *(
         f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.up", "mlp.down"))}
@@ -154,7 +154,7 @@ def test_the_first_cause_is_told_in_one_line(tmp_path, failures, line, code):
 
 def in_a_rank(monkeypatch, tmp_path, error, *, launched=True):
     """Run the rank's main with a training that raises `error`; the exit code, and what went into elastic's error file."""
-    def fail(options):
+    def fail(options, stop):
         raise error
 
     def leave(code):

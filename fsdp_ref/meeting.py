@@ -1,0 +1,100 @@
+"""How ranks meet: a store that each can reach, in which every one writes who it is and waits, with a limit, for the others.
+
+Ranks of one machine meet in a file, ranks under torchrun in the store that torchrun brings. world.start is the only caller. This module
+must never make a process group, and never leave a wait without a limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+from .errors import WorldError
+
+
+def meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool,
+         timeout: float) -> tuple[dist.Store, dist.Store, int]:
+    """Open the store and wait until every rank has written its name there; returns `World`'s `job`, `store` and `restarts`."""
+    limit, deadline = timedelta(seconds=timeout), time.monotonic() + timeout
+    if path is not None:
+        store: dist.Store = dist.FileStore(str(Path(path)), size)
+    elif under_torchrun:
+        try:
+            store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
+        except Exception as error:
+            raise WorldError(f"rank {rank} cannot reach the store at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
+                             f"({first_line(error)}); did all {size} ranks start, and is the port free? "
+                             "torchrun --standalone picks one") from error
+    elif size == 1:
+        store = dist.HashStore()
+    else:
+        raise WorldError(f"{size} ranks need a place to meet; give store=PATH or start them with torchrun")
+    store.set_timeout(limit)
+    job, restarts, answer = store, 0, None
+    if under_torchrun:
+        store = dist.PrefixStore("fsdp_ref", job)
+        name, restarts, answer = _session(store, rank, timeout, deadline)
+        store = dist.PrefixStore(name, store)
+    store.set(f"rank/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid()}))
+    waiting = set(range(size))
+    while waiting:
+        waiting = {other for other in waiting if not store.check([f"rank/{other}"])}
+        if answer is not None:
+            answer(waiting)
+        if waiting:
+            _wait_a_little(waiting, timeout, deadline)
+    return job, store, restarts
+
+
+def _session(store: dist.Store, rank: int, timeout: float, deadline: float) -> tuple[str, int, Callable[[set[int]], None] | None]:
+    """A name that only the ranks of this start know, how often there was a start before, and (rank 0) how to tell the others.
+
+    [Note: restarts share a store] torchrun keeps one store through all restarts, and each machine counts restarts by itself
+    (TORCHELASTIC_RESTART_COUNT may be 1 here and 0 there), so neither tells this start's entries from those of ranks that died. So rank 0
+    makes a name up, and every other rank asks for it with a question of its own: an answer to a dead rank's question fits nobody.
+    """
+    if rank == 0:
+        name, restarts = uuid.uuid4().hex, store.add("starts", 1) - 1
+
+        def answer(waiting: set[int]) -> None:
+            for other in waiting:
+                if store.check([f"question/{other}"]):
+                    store.set(f"answer/{other}", f"{store.get(f'question/{other}').decode()} {name} {restarts}")
+
+        return name, restarts, answer
+    question = uuid.uuid4().hex
+    store.set(f"question/{rank}", question)
+    while True:
+        if store.check([f"answer/{rank}"]):
+            asked, name, restarts = store.get(f"answer/{rank}").decode().split()
+            if asked == question:
+                return name, int(restarts), None
+        _wait_a_little({0}, timeout, deadline)
+
+
+def _wait_a_little(waiting: set[int], timeout: float, deadline: float) -> None:
+    if time.monotonic() > deadline:
+        raise WorldError(f"{name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
+                         f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
+    time.sleep(0.02)
+
+
+def name_ranks(ranks: set[int] | list[int]) -> str:
+    """`rank 1`, or `ranks 0, 2`."""
+    names = ", ".join(str(rank) for rank in sorted(ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, without the place in its source and the advice that follows."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]
