@@ -182,6 +182,11 @@ def reset_sequence() -> None:
     fingerprint.forget()
 
 
+def counts() -> dict[str, int]:
+    """How many collectives each group has begun."""
+    return dict(_sequence)
+
+
 def check_direct(operation: str, name: str, message: torch.Tensor, detail: str, group: dist.ProcessGroup) -> None:
     """Compare a call that does not come through this door (lab/guard.py); returns when all ranks of `group` are about to make it.
 
@@ -194,7 +199,7 @@ def check_direct(operation: str, name: str, message: torch.Tensor, detail: str, 
     try:
         fingerprint.compare(call, group)
     except RuntimeError as error:
-        raise world.explain_failure(error, str(call), sequence) from error
+        raise world.explain_failure(error, call.name, sequence) from error
 
 
 def _name(op: dist.ReduceOp.RedOpType) -> str:

@@ -19,19 +19,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
 import torch.distributed as dist
 import xxhash
 
-from . import wire, witness, world
+from . import source, wire, world
+from .catalogue import PHRASES, Kind
 from .errors import RankError
+from .source import Place
+from .words import name_ranks
 
 TAG = 1 << 30           # of the digests' messages: far from those of the collectives, which count from 0
 PATIENCE = 5.0          # seconds a description may take through the store
@@ -66,7 +71,8 @@ def checking() -> bool:
 
 @dataclass(frozen=True)
 class Call:
-    """A collective as one rank sees it. `number`: collectives of this group before it; `line`: where the program made it."""
+    """A collective as one rank sees it. `number`: collectives of this group before it; `places`: the program's lines that made it,
+    innermost first; `handler`: the signal whose handler made it."""
 
     operation: str
     unit: str
@@ -75,29 +81,38 @@ class Call:
     dtype: str
     reduction: str
     number: int
-    line: str
+    places: tuple[Place, ...] = ()
+    handler: str = ""
 
     def digest(self) -> bytes:
-        """16 bytes of everything but the line. [Note: what counts]"""
-        facts = {name: value for name, value in asdict(self).items() if name != "line"}
-        return xxhash.xxh3_128_digest(json.dumps(facts).encode())
+        """16 bytes of everything but the lines. [Note: what counts]"""
+        return xxhash.xxh3_128_digest(json.dumps([*self.facts(), self.number]).encode())
+
+    def facts(self) -> tuple[str, str, str, int, str, str]:
+        """What the call is, whenever it is its turn."""
+        return self.operation, self.unit, self.phase, self.elements, self.dtype, self.reduction
+
+    @property
+    def name(self) -> str:
+        """`all-reduce of grad`."""
+        return f"{self.operation} of {self.unit}" if self.unit else self.operation
 
     def __str__(self) -> str:
-        what = f"{self.operation} of {self.unit}" if self.unit else self.operation
         phase = f" in {self.phase}" if self.phase else ""
         reduced = f" ({self.reduction})" if self.reduction else ""
-        return f"{what}{phase}{reduced}, {self.elements:,} x {self.dtype}" + (f", at {self.line}" if self.line else "")
+        line = source.tell(list(self.places))
+        return f"{self.name}{phase}{reduced}, {self.elements:,} x {self.dtype}" + (f", at {line}" if line else "")
 
     def same(self, other: Call) -> bool:
         """Whether both do the same, whenever it is their turn."""
-        return (self.operation, self.unit, self.phase, self.elements, self.dtype, self.reduction) == (
-            other.operation, other.unit, other.phase, other.elements, other.dtype, other.reduction)
+        return self.facts() == other.facts()
 
 
 def describe(operation: str, unit: str, phase: str, message: torch.Tensor, reduction: str, number: int) -> Call:
-    """The call that is being made, with the line of the program that makes it."""
+    """The call that is being made, with the lines of the program that make it."""
     dtype = str(message.dtype).removeprefix("torch.")
-    return Call(operation, unit, phase, message.numel(), dtype, reduction, number, witness.place_of(sys._getframe(1)))
+    return Call(operation, unit, phase, message.numel(), dtype, reduction, number,
+                tuple(source.places_of(sys._getframe(1))))
 
 
 def check_of(operation: str, unit: str, phase: str, message: torch.Tensor, reduction: str, number: int,
@@ -134,45 +149,68 @@ def _exchange(call: Call, history: deque[Call], group: dist.ProcessGroup) -> dic
     here, store = dist.get_rank(), world.store_of_groups()
     ranks = [dist.get_global_rank(group, number) for number in range(group.size())]
     prefix = f"call/{group.group_name}/{call.number}"
-    store.set(f"{prefix}/{here}", json.dumps([asdict(each) for each in (*history, call)]))
+    store.set(f"{prefix}/{here}", json.dumps([asdict(each) for each in (*history, replace(call, handler=_handler(call.places)))]))
     deadline, found = time.monotonic() + PATIENCE, {}
     while len(found) < len(ranks) and time.monotonic() < deadline:
         for rank in (rank for rank in ranks if rank not in found and store.check([f"{prefix}/{rank}"])):
-            found[rank] = [Call(**each) for each in json.loads(store.get(f"{prefix}/{rank}"))]
+            found[rank] = [_revive(each) for each in json.loads(store.get(f"{prefix}/{rank}"))]
         time.sleep(0.02)
     return dict(sorted(found.items()))
 
 
+def _revive(facts: dict) -> Call:
+    return Call(**{**facts, "places": tuple(Place(**place) for place in facts["places"])})
+
+
+def _handler(places: tuple[Place, ...]) -> str:
+    """The name of the signal whose handler is one of these calls; empty when none is."""
+    for number in signal.valid_signals():
+        code = getattr(signal.getsignal(number), "__code__", None)
+        if code is not None and any((place.file, place.function) == (code.co_filename, code.co_name) for place in places):
+            return signal.Signals(number).name
+    return ""
+
+
 def _tell(calls: dict[int, list[Call]]) -> str:
     """One sentence: who does what, and what it looks like."""
-    now = {rank: theirs[-1] for rank, theirs in calls.items()}
-    kinds: list[tuple[Call, list[int]]] = []
-    for rank, call in now.items():
-        for known, ranks in kinds:
-            if known.same(call) and known.number == call.number:
-                ranks.append(rank)
-                break
-        else:
-            kinds.append((call, [rank]))
-    told = "; ".join(f"{world.name_ranks(ranks)}: {call}" for call, ranks in kinds)
-    number = next(iter(now.values())).number
-    return (f"the ranks disagree about collective number {number}: {told}{_likely(calls, kinds)}; every rank must make the same calls in "
-            "the same order (nothing was sent)")
+    kinds: dict[tuple, list[int]] = {}
+    for rank, theirs in calls.items():
+        kinds.setdefault((*theirs[-1].facts(), theirs[-1].number), []).append(rank)
+    told = "; ".join(f"{name_ranks(ranks)}: {calls[ranks[0]][-1]}" for ranks in kinds.values())
+    number = next(iter(calls.values()))[-1].number
+    likely = _likely(calls, list(kinds.values()))
+    return (f"the ranks disagree about collective number {number}: {told}{likely and f' ({likely})'}; every rank must make the same calls "
+            "in the same order (nothing was sent)")
 
 
-def _likely(calls: dict[int, list[Call]], kinds: list[tuple[Call, list[int]]]) -> str:
-    """What kind of mistake it looks like: the rank in the minority repeats a call, or has another size, dtype, or reduction."""
+def _likely(calls: dict[int, list[Call]], kinds: list[list[int]]) -> str:
+    """What kind of mistake it looks like (diagnosis.PHRASES), as far as two kinds of calls tell."""
+    for ranks in kinds:
+        if handler := calls[ranks[0]][-1].handler:
+            return f"{name_ranks(ranks)}: {PHRASES[Kind.HANDLER]} of {handler}"
     if len(kinds) != 2:
         return ""
-    (usual, many), (odd, few) = sorted(kinds, key=lambda kind: -len(kind[1]))
-    who = world.name_ranks(few)
-    for name in ("elements", "dtype", "reduction"):
+    many, few = sorted(kinds, key=lambda ranks: -len(ranks))
+    usual, odd = calls[many[0]][-1], calls[few[0]][-1]
+    who, reason = name_ranks(few), source.why(list(usual.places), list(odd.places), name_ranks(few))
+    reason = reason or source.why(list(odd.places), list(usual.places), name_ranks(many))
+    tail = f"; {reason}" if reason else ""
+    if another := _another(usual, odd):
+        return another + tail
+    if (usual.phase == "checkpoint") != (odd.phase == "checkpoint"):
+        return f"{name_ranks(many if usual.phase == 'checkpoint' else few)} {PHRASES[Kind.SAVING]}{tail}"
+    for ranks in () if "in the loop" in reason else (few, many):
+        call, before = calls[ranks[0]][-1], calls[ranks[0]][:-1]
+        if before and before[-1].same(call):
+            return f"{name_ranks(ranks)} {PHRASES[Kind.EXTRA]}{tail}"
+    return reason or f"{who} {PHRASES[Kind.ORDER]}"
+
+
+def _another(usual: Call, odd: Call) -> str:
+    """What differs, when the two are the same call but for one thing."""
+    for name, kind in (("elements", Kind.SIZE), ("dtype", Kind.DTYPE), ("reduction", Kind.REDUCTION), ("operation", Kind.OPERATION)):
         a, b = getattr(usual, name), getattr(odd, name)
-        if a != b and usual.same(Call(**{**asdict(odd), name: a})):
-            return f" (the same call with another {'number of elements' if name == 'elements' else name}: {a} and {b})"
-    before = calls[few[0]][:-1]
-    if before and before[-1].same(odd):
-        return f" ({who} made its last call a second time)"
-    if any(each.same(odd) for each in calls[many[0]][:-1]):
-        return f" ({who} makes a call that the others have made already)"
-    return f" ({who} left out a call, or takes them in another order)"
+        if a != b and usual.same(replace(odd, **{name: a})):
+            rooted = name == "reduction" and re.match("src|dst", b) is not None
+            return f"{PHRASES[Kind.ROOT if rooted else kind]}: {a} and {b}"
+    return ""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 import uuid
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from .errors import WorldError
+from .words import first_line, name_ranks
 
 
 def meet(rank: int, size: int, path: str | os.PathLike | None, under_torchrun: bool,
@@ -86,15 +86,3 @@ def _wait_a_little(waiting: set[int], timeout: float, deadline: float) -> None:
         raise WorldError(f"{name_ranks(waiting)} did not arrive within {timeout:g} s; look at the output of "
                          f"{'that rank' if len(waiting) == 1 else 'those ranks'} first")
     time.sleep(0.02)
-
-
-def name_ranks(ranks: set[int] | list[int]) -> str:
-    """`rank 1`, or `ranks 0, 2`."""
-    names = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def first_line(error: BaseException) -> str:
-    """What a library's error says, without the place in its source and the advice that follows."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -23,9 +23,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from . import ledger, meeting, witness
+from . import farewell, ledger, meeting, source, witness
 from .errors import ConfigError, RankError, WorldError
-from .meeting import first_line, name_ranks
+from .words import first_line, name_ranks
 
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
 PR_SET_PDEATHSIG = 1    # linux/prctl.h
@@ -123,6 +123,8 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     watcher = _witness(shared, rank) if size > 1 else None
     _world = World(rank, size, home, backend, shared, timeout, job, restarts, watcher)
     ledger.set_rank(rank)
+    if size > 1:
+        farewell.promise(shared, rank)
     return _world
 
 
@@ -132,6 +134,7 @@ def stop() -> None:
     for finish in before_stop:
         finish()
     if _world is not None and _world.witness is not None:
+        farewell.say(sys.exc_info()[1])
         _world.witness.stop()
     _world = None
     if dist.is_initialized():
@@ -154,34 +157,55 @@ def store_of_groups() -> dist.Store:
 def explain_failure(error: BaseException, what: str, sequence: int) -> RankError:
     """Turn a failed collective into one sentence that names the rank at fault, by asking the store who else failed.
 
-    Every rank whose collective fails writes what it was doing. A rank that wrote nothing within a short grace either died (its
-    process is gone) or is somewhere else (it never came to this collective).
+    Every rank whose collective fails writes what it was doing. A rank that wrote nothing within a short grace has said farewell, died
+    (its process is gone), or is somewhere else (it never came to this collective).
     """
     world = _world
     if world is None:
         return RankError(f"{what} failed: {first_line(error)}")
-    here = f"{what} (collective number {sequence} of rank {world.rank})"
+    places = source.places_of(sys._getframe(1))
+    details = filter(None, (f"collective number {sequence} of rank {world.rank}" if sequence >= 0 else "", source.tell(places)))
+    here = f"{what} ({' at '.join(details)})"
     try:
-        world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
+        world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence, "at": source.tell(places)}))
         silent = _await_reports(world)
-        dead = sorted(rank for rank in silent if not _is_alive(world, rank))
+        gone = {rank: words for rank in silent if (words := farewell.of(world.store, rank))}
+        dead = sorted(rank for rank in silent - gone.keys() if not _is_alive(world, rank))
         others = _reports(world, set(range(world.size)) - silent - {world.rank})
-        astray = {rank: f"is at {place}" for rank, place in witness.ask(world.store, silent - set(dead)).items()} if not dead else {}
+        astray = witness.ask(world.store, silent - set(dead)) if not dead and not gone else {}
     except Exception:                                     # the store died with the rank that held it
         return RankError(f"{here} failed, and the store in which the others would say why is gone too "
                          f"({first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
+    if gone:
+        told = "; ".join(f"{name_ranks([rank for rank in gone if gone[rank] == words])} {words}" for words in dict.fromkeys(gone.values()))
+        return RankError(f"{told} and never came to {here}{_why(gone, places, {})}; every rank must call the same collectives")
     if dead:
         return RankError(f"{name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
     if silent:
-        told = "".join(f"; rank {rank} {place}" for rank, place in sorted(astray.items()))
-        return RankError(f"{name_ranks(silent)} never arrived at {here} within {world.timeout:g} s{told}; every rank must call the same "
-                         "collectives in the same order")
-    astray = {rank: report["what"] for rank, report in others.items() if report["what"] != what}
-    if astray:
-        told = ", ".join(f"rank {rank} was in {elsewhere}" for rank, elsewhere in sorted(astray.items()))
-        return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the "
-                         "same order")
+        return RankError(f"{name_ranks(silent)} never arrived at {here} within {world.timeout:g} s{_whereabouts(astray)}"
+                         f"{_why(silent, places, astray)}; every rank must call the same collectives in the same order")
+    elsewhere = {rank: report for rank, report in others.items() if report["what"] != what}
+    if elsewhere:
+        reports = {world.rank: {"what": what, "at": source.tell(places)}, **elsewhere}
+        told = ", ".join(f"rank {rank} was in {report['what']}{' at ' if report['at'] else ''}{report['at']}"
+                         for rank, report in sorted(reports.items()))
+        return RankError(f"the ranks disagree: {told}; every rank must call the same collectives in the same order")
     return RankError(f"{here} failed on every rank: {first_line(error)}")
+
+
+def _whereabouts(astray: dict[int, list[source.Place]]) -> str:
+    """`; rank 1 is at line 5 of train.py`, for each rank that answered."""
+    return "".join(f"; rank {rank} is {'at ' + source.tell(places) if places else 'outside of the program'}"
+                   for rank, places in sorted(astray.items()))
+
+
+def _why(ranks: Iterable[int], here: list[source.Place], astray: dict[int, list[source.Place]]) -> str:
+    """Which statement of the program may have led these ranks away from this line."""
+    by_place: dict[tuple[source.Place, ...], list[int]] = {}
+    for rank in sorted(ranks):
+        by_place.setdefault(tuple(astray.get(rank, ())), []).append(rank)
+    told = [source.why(here, list(places), name_ranks(those)) for places, those in by_place.items()]
+    return "".join(f" ({words})" for words in told if words)
 
 
 def _await_reports(world: World) -> set[int]:
@@ -190,7 +214,7 @@ def _await_reports(world: World) -> set[int]:
     deadline = time.monotonic() + GRACE
     while silent and time.monotonic() < deadline:
         silent = {rank for rank in silent if not world.store.check([f"fault/{rank}"])}
-        if silent and all(not _is_alive(world, rank) for rank in silent):
+        if silent and all(farewell.of(world.store, rank) or not _is_alive(world, rank) for rank in silent):
             break
         time.sleep(0.05)
     return silent

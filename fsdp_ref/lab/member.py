@@ -7,9 +7,7 @@ import torch.distributed as dist
 from IPython import get_ipython
 
 import fsdp_ref
-from fsdp_ref import collectives, world
-
-from . import guard
+from fsdp_ref import collectives, guard, world
 
 
 def join(rank: int, size: int, store: str, timeout: float, device: str = "auto") -> dict[str, str]:

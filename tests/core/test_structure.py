@@ -10,16 +10,20 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "witness", "meeting", "world", "wire", "fingerprint", "collectives")
+FOUNDATION = ("errors", "rows", "clock", "placements", "ledger", "words", "catalogue", "source", "witness", "farewell", "meeting", "world",
+              "wire", "fingerprint", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "placements": ("errors",),
     "ledger": ("errors", "rows", "clock"),
-    "witness": (), "meeting": ("errors",), "world": ("errors", "ledger", "meeting", "witness"),
+    "words": (), "catalogue": (), "source": (), "diagnosis": ("catalogue", "words"),
+    "witness": ("source",), "farewell": ("errors", "source", "words"), "meeting": ("errors", "words"),
+    "world": ("errors", "ledger", "meeting", "witness", "farewell", "source", "words"),
     "wire": ("errors",),
-    "fingerprint": ("errors", "wire", "witness", "world"),
+    "fingerprint": ("errors", "catalogue", "source", "wire", "words", "world"),
     "collectives": ("errors", "ledger", "world", "clock", "wire", "fingerprint"),
-    "agreement": ("errors", "world", "collectives"),
+    "guard": ("collectives", "diagnosis", "fingerprint", "world"),
+    "agreement": ("errors", "catalogue", "world", "fingerprint", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
     "preemption": ("errors", "collectives"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (),

@@ -8,9 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fsdp_ref import collectives, fully_shard
+from fsdp_ref import collectives, fully_shard, guard
 from fsdp_ref.errors import RankError
-from fsdp_ref.lab import guard
 from tests.engine.toys import toy, train
 
 
