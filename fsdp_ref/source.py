@@ -13,7 +13,7 @@ import importlib.util
 import linecache
 import sysconfig
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -114,10 +114,10 @@ def exits_before(place: Place) -> list[Under]:
 
 def divergence(here: list[Place], there: list[Place]) -> Under | None:
     """The statement that ranks `here` are under and ranks `there` are not (or in whose other branch they are): what led them apart."""
-    elsewhere = {under for place in there for under in above(place)}
+    elsewhere = {replace(under, file=Path(under.file).name) for place in there for under in above(place)}
     for place in reversed(here):                            # the outermost call first
         for under in above(place):
-            if under not in elsewhere:
+            if replace(under, file=Path(under.file).name) not in elsewhere:
                 return under
     return None
 
@@ -149,7 +149,7 @@ def _covers(statements: Iterable[ast.stmt], place: Place) -> bool:
 
 def _path(place: Place) -> list[ast.AST]:
     """The statements around this line, outermost first; empty when the text cannot be read."""
-    node, path = _tree(place.file, tuple(linecache.getlines(place.file))), []
+    node, path = _tree(tuple(_lines(place.file))), []
     while node is not None:
         path.append(node)
         inside = (child for _, body in _bodies(node) for child in body if _covers([child], place))
@@ -157,8 +157,17 @@ def _path(place: Place) -> list[ast.AST]:
     return path
 
 
+def _lines(file: str) -> list[str]:
+    """The text of a file. A cell has another folder in every process; the name, made from its text, is the same."""
+    lines = linecache.getlines(file)
+    if not lines and in_cell(file):
+        twin = next((known for known in tuple(linecache.cache) if Path(known).name == Path(file).name), file)
+        lines = linecache.getlines(twin)
+    return lines
+
+
 @lru_cache(maxsize=64)
-def _tree(file: str, lines: tuple[str, ...]) -> ast.Module | None:
+def _tree(lines: tuple[str, ...]) -> ast.Module | None:
     try:
         return ast.parse("".join(lines))
     except (SyntaxError, ValueError):                       # a cell with magics, or no Python at all

@@ -69,6 +69,17 @@ def test_what_led_them_apart(program):
     assert source.why([Place(program, 6)], [Place(program, 6)], "rank 1") == ""
 
 
+def test_a_cell_has_another_folder_on_every_rank():
+    source.learn("/tmp/ipykernel_7/1234.py", "for t in x:\n    reduce(t)\nreduce(y)\n")
+    try:
+        here, there = Place("/tmp/ipykernel_7/1234.py", 2), Place("/tmp/ipykernel_9/1234.py", 2)
+        assert [str(under) for under in source.above(there)] == ["`for t in x` (line 1)"]
+        assert source.why([here], [there], "rank 1") == source.why([there], [here], "rank 0") == ""
+        assert "stands in the loop" in source.why([there], [Place(here.file, 3)], "rank 0")
+    finally:
+        linecache.cache.pop("/tmp/ipykernel_7/1234.py")
+
+
 def test_a_text_that_cannot_be_read_says_nothing(tmp_path):
     for name, text in (("magic.py", "%time x\nreduce(a)\n"), ("binary.py", "\0")):
         source.learn(str(tmp_path / name), text)
