@@ -179,13 +179,15 @@ def _of_absence(told: Iterable[str]) -> Diagnosis | None:
 
 
 def _absent_kind(text: str) -> Kind:
-    awaited, _, reason = text.partition("never arrived at ")[2].partition("; rank")
+    awaited, _, reason = text.partition("never arrived at ")[2].partition(" within ")
     if re.match(r"(send|recv)\b", awaited):
         return Kind.DEADLOCK
     if "checkpoint" in awaited.split(" (collective")[0] or "(checkpoint)" in awaited:
         return Kind.SAVING
     if "in the loop `while" in reason:
         return Kind.LOOP
+    if "can leave the function" in reason:
+        return Kind.EXIT
     return Kind.BRANCH if PHRASES[Kind.BRANCH] in text else Kind.MISSING
 
 
