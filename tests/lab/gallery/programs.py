@@ -55,7 +55,7 @@ if rank == 1:
     dist.all_reduce(a)  # here
 dist.all_reduce(b)
 """, ("rank 1 made its last call a second time", "`if rank == 1` (line 3)"), kept=True),
-    Program("sizes_of_all_reduce", Kind.SIZE, "x = torch.ones(2 + rank)\ndist.all_reduce(x)  # here\n", ("2 and 3", "reduce of x"), kept=True),
+    Program("sizes_of_all_reduce", Kind.SIZE, "x = torch.ones(2 + rank)\ndist.all_reduce(x)  # here\n", ("2 and 3",), kept=True),
     Program("sizes_of_all_gather", Kind.SIZE, """\
 x = torch.ones(2 + rank)
 out = [torch.empty(3) for _ in range(world_size)]
