@@ -164,11 +164,9 @@ def _of_absence(told: Iterable[str]) -> Diagnosis | None:
         ranks = tuple(ranks_in(text))
         if "never came to" in text and " raised " in text:
             return Diagnosis(Kind.EXCEPTION, ranks, sentence)
-        if "never came to" in text or "did not run the first forward" in text:
-            return Diagnosis(Kind.EXIT if "came to the end" in text or "left its world" in text else Kind.MISSING, ranks, sentence)
         if "died while" in text:
             return Diagnosis(Kind.SIGNAL, ranks, sentence)
-        if "never arrived at" in text:
+        if re.search("never (came to|arrived at)|did not run the first forward", text):
             return Diagnosis(_absent_kind(text), ranks, sentence)
         if "the ranks disagree: " in text:
             pairs = re.findall(r"was in (\w+)", text)
@@ -179,16 +177,16 @@ def _of_absence(told: Iterable[str]) -> Diagnosis | None:
 
 
 def _absent_kind(text: str) -> Kind:
-    awaited, _, reason = text.partition("never arrived at ")[2].partition(" within ")
+    _, _, awaited = text.replace("never came to", "never arrived at").partition("never arrived at ")
     if re.match(r"(send|recv)\b", awaited):
         return Kind.DEADLOCK
     if "checkpoint" in awaited.split(" (collective")[0] or "(checkpoint)" in awaited:
         return Kind.SAVING
-    if "in the loop `while" in reason:
+    if re.search(r"; rank \d+ is at [^;]*, in the loop `", awaited):
         return Kind.LOOP
-    if "can leave the function" in reason:
-        return Kind.EXIT
-    return Kind.BRANCH if PHRASES[Kind.BRANCH] in text else Kind.MISSING
+    if PHRASES[Kind.BRANCH] in awaited:
+        return Kind.BRANCH
+    return Kind.EXIT if "can leave the function" in awaited or "came to the end" in text else Kind.MISSING
 
 
 def _of_waiting(evidence: Evidence) -> Diagnosis | None:

@@ -3,8 +3,9 @@
     rank 1: raised ValueError: no such file at line 14 of train.py        (written by sys.excepthook)
     rank 2: came to the end of its program                                (written at exit)
 
-A rank that is killed, or calls os._exit, says nothing. Python itself prints the error of the rank at fault; of a rank that fails only
-for want of another, one line is printed instead of a traceback. This module must never wait, and never change how the process ends.
+A rank that is killed, or calls os._exit, says nothing. Below the traceback of the rank at fault stands one line with its number; of a
+rank that fails only for want of another, that one line is all that is printed. This module must never wait, and never change how the
+process ends.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ def say(error: BaseException | None = None) -> None:
     store, _store = _store, None
     if store is None:
         return
-    if error is None or isinstance(error, SystemExit):
-        status = f" (sys.exit({error.code}))" if error is not None and error.code else ""
-        words = f"came to the end of its program{status}"
-    else:
-        place = tell(_places(error.__traceback__))
-        words = f"raised {type(error).__name__}: {first_line(error)}{' at ' if place else ''}{place}"
+    ended = error is None or isinstance(error, SystemExit)
+    words = "came to the end of its program" if ended else words_of(error)
     try:
         store.set(f"left/{_rank}", words)
     except Exception:                                       # the store went first: nobody is left to read it
         return
+
+
+def words_of(error: BaseException) -> str:
+    """`raised ValueError: no such file at line 14 of train.py`."""
+    place = tell(_places(error.__traceback__))
+    return f"raised {type(error).__name__}: {first_line(error)}{' at ' if place else ''}{place}"
 
 
 def of(store: dist.Store, rank: int) -> str:
@@ -75,3 +78,5 @@ def _hook(kind: type[BaseException], error: BaseException, trace: TracebackType 
         print(f"rank {rank}: {kind.__name__}: {error}", file=sys.stderr, flush=True)
     else:
         _before(kind, error, trace)
+        if not isinstance(error, KeyboardInterrupt):
+            print(f"rank {rank} {words_of(error)}", file=sys.stderr, flush=True)

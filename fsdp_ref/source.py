@@ -102,6 +102,12 @@ def above(place: Place) -> list[Under]:
     return found
 
 
+def loop_around(place: Place) -> Under | None:
+    """The innermost loop that this line is in, its head included."""
+    loops = [node for node in _path(place) if isinstance(node, ast.For | ast.AsyncFor | ast.While)]
+    return Under(place.file, loops[-1].lineno, _head(loops[-1]), "loop") if loops else None
+
+
 def exits_before(place: Place) -> list[Under]:
     """The ifs before this line, in its function and on its way, that end in return, break or continue: where a rank may have left."""
     path = _path(place)

@@ -33,4 +33,4 @@ def how_it_died(status: int) -> str:
 def first_line(error: BaseException) -> str:
     """What a library's error says, without the place in its source and the advice that follows."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]
+    return re.sub(r"^\[[^]]*\.(cc|cpp):\d+\]\s*(err == 0\. )?", "", line).split(". ")[0]

@@ -195,8 +195,12 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
 
 def _whereabouts(astray: dict[int, list[source.Place]]) -> str:
     """`; rank 1 is at line 5 of train.py`, for each rank that answered."""
-    return "".join(f"; rank {rank} is {'at ' + source.tell(places) if places else 'outside of the program'}"
-                   for rank, places in sorted(astray.items()))
+    told = ""
+    for rank, places in sorted(astray.items()):
+        loop = source.loop_around(places[0]) if places else None
+        place = f"at {source.tell(places)}" if places else "outside of the program"
+        told += f"; rank {rank} is {place}{f', in the loop {loop}' if loop else ''}"
+    return told
 
 
 def _why(ranks: Iterable[int], here: list[source.Place], astray: dict[int, list[source.Place]]) -> str:

@@ -43,8 +43,8 @@ def running_of(stack: str, cells: dict[str, str]) -> Running:
     inner = frames[: frames.index(users[0])] if users else []
     torchs = [frame.function for frame in inner if "torch/distributed/" in frame.file and frame.function != "wrapper"]
     waits = torchs[-1] if torchs else _COLLECTIVE if any(re.search(_OURS, frame.file) for frame in inner) else ""
-    loops = [under for under in source.above(users[0]) if under.word == "loop"] if users and not waits else []
-    return Running(source.tell(users[:1]), waits, str(loops[-1]) if loops else "")
+    loop = source.loop_around(users[0]) if users and not waits else None
+    return Running(source.tell(users[:1]), waits, str(loop or ""))
 
 
 def place_in(trace: str) -> str:

@@ -19,3 +19,5 @@ def test_how_a_process_ended():
 def test_the_first_line_of_an_error():
     gloo = RuntimeError("[/x/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically ...\nmore")
     assert first_line(gloo) == "Connection closed by peer [127.0.0.1]:1" and first_line(ValueError()) == "ValueError"
+    memory = RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to ...")
+    assert first_line(memory).startswith("DefaultCPUAllocator: can't allocate memory")

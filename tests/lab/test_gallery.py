@@ -9,7 +9,7 @@ from fsdp_ref.lab import RanksFailed, start
 from tests.lab.gallery.programs import ONE_IS_LOST, PROGRAMS, TOLD_BEFORE_ANYTHING_IS_SENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-TIMEOUT, LIMIT = 1.5, 20.0
+TIMEOUT, LIMIT = 3.0, 20.0
 
 
 @pytest.fixture(scope="module")
