@@ -74,6 +74,6 @@ ADVICE = {
     Kind.LOOP: "make sure that the loop ends on every rank after the same number of rounds",
     Kind.DEADLOCK: "let one side send first while the other receives, or use isend and irecv",
     Kind.INTERRUPT: "run it again when you are ready",
-    Kind.SLOW: "give the call a longer limit if it is only slow",
+    Kind.SLOW: "if it is only slow, give it more time: %%px --limit 60, lab.run(..., timeout=60) or start(..., limit=60)",
     Kind.UNKNOWN: "look at the output of that rank",
 }

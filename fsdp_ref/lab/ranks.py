@@ -8,6 +8,9 @@ can always be interrupted: a rank blocked in gloo ignores signals until the proc
 the group they were built with. Keeping the surviving ranks' variables would leave objects that fail later in odd ways; a fresh
 pool with nothing in it is the same state on every rank.
 
+[Note: two limits] A cell gets 15 s unless it is given more. A collective gives up after 10 s: the ranks then need at most 4.5 s to find
+out who did not come and where it is, so that report comes before the pool's own limit, which only knows who is still at work.
+
 [Note: after a disagreement] Ranks that were about to make different calls are told before anything is sent, all of them, with the same
 words. If they have begun equally many calls besides, their process groups are as good as before, and the pool is kept with its variables.
 """
@@ -31,6 +34,7 @@ from .output import show
 from .processes import sweep
 from .report import Failure, RanksFailed, explain, is_group_error
 
+TIMEOUT, LIMIT = 10.0, 15.0     # seconds, see [Note: two limits]
 GRACE = 8.0             # seconds the others get once one rank's collective has failed (their own failures arrive within this)
 SETTLE = 2.0            # seconds the others get once one rank has raised, before they are taken to wait for it in vain
 IN_STEP = 5.0           # seconds the ranks may take to say how many collectives they have begun
@@ -235,15 +239,15 @@ def _errors(work: dict[int, AsyncResult]) -> dict[int, tuple[str, str, str]]:
 _pool: Ranks | None = None
 
 
-def start(ranks: int = 4, *, timeout: float = 15.0, limit: float = 120.0, device: str = "auto") -> Ranks:
+def start(ranks: int = 4, *, timeout: float = TIMEOUT, limit: float = LIMIT, device: str = "auto") -> Ranks:
     """Bring up `ranks` ranks behind `%%px` and print one ready line. Called again with the same values, the pool stays as it is
     (with its variables); with other values it is replaced.
 
     Under `%%px` every rank finds rank, world_size, device, torch, dist and the names of fsdp_ref.
 
     Args:
-        timeout: seconds a collective may wait for the slowest rank.
-        limit: seconds a cell or a call may take.
+        timeout: seconds a collective may wait for the slowest rank. [Note: two limits]
+        limit: seconds a cell or a call may take; `%%px --limit 60` and `lab.run(..., timeout=60)` give one of them more.
         device: auto (GPUs when there is one for each rank, else the CPU), cpu or cuda.
 
     Raises:
@@ -253,7 +257,8 @@ def start(ranks: int = 4, *, timeout: float = 15.0, limit: float = 120.0, device
     if not isinstance(ranks, int) or not 1 <= ranks <= 64:
         raise ConfigError(f"ranks={ranks!r} cannot be started; give a whole number from 1 to 64 (4 is plenty for the lessons)")
     if timeout <= 0 or limit <= 0:
-        raise ConfigError(f"timeout={timeout:g} and limit={limit:g} must both be more than 0 seconds; leave them out for 15 and 120")
+        raise ConfigError(f"timeout={timeout:g} and limit={limit:g} must both be more than 0 seconds; leave them out for {TIMEOUT:g} and "
+                          f"{LIMIT:g}")
     sweep()
     if _pool is not None and _pool.pids and (_pool.size, _pool.timeout, _pool._choice) == (ranks, timeout, device):
         _pool.limit = limit
