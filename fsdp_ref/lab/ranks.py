@@ -50,6 +50,7 @@ class Ranks:
         self._choice = device
         self._cells: dict[str, str] = {}                        # name of a cell's file, as the ranks call it -> its text
         self._engines: Engines | None = None
+        self._stopped = False
         self._bring_up()
         atexit.register(self.stop)
 
@@ -118,21 +119,23 @@ class Ranks:
 
     def stop(self) -> None:
         """End the ranks and remove their files. Safe to call twice."""
-        engines, self._engines = self._engines, None
+        engines, self._engines, self._stopped = self._engines, None, True
         if engines is not None:
             engines.close()
         atexit.unregister(self.stop)
 
     def __repr__(self) -> str:
         if self._engines is None:
-            return "<ranks: stopped>"
+            return "<ranks: stopped>" if self._stopped else "<ranks: to be restarted when they are next used>"
         return f"{self.size} ranks are ready: backend {self.backend}, device {self.device}, {self.timeout:g} s for a collective"
 
     # -- working ----------------------------------------------------------------------------------------------------------------
 
     def _must_be_up(self) -> None:
-        if self._engines is None:
+        if self._stopped:
             raise WorldError("this pool of ranks was stopped; start another: lab = start(ranks=4)")
+        if self._engines is None:                               # an interrupt, or a machine too busy, ended its last restart
+            self._bring_up()
 
     def _targets(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks that were asked for, in order. Raises when one does not exist, or has died since the pool was last used."""
