@@ -87,6 +87,11 @@ def is_disagreement(name: str, text: str) -> bool:
     return name == "RankError" and text.startswith(_DISAGREE)
 
 
+def names_the_cause(text: str) -> bool:
+    """Whether what a rank says of a failed collective names the ranks that did not come, or the calls that differ."""
+    return text.startswith(_DISAGREE) or "never arrived" in text
+
+
 def diagnose(evidence: Evidence) -> Diagnosis:
     """The root cause, in the order in which one thing leads to another: a rank that raised, died, disagreed, or never came."""
     own = {rank: each for rank, each in sorted(evidence.raised.items()) if not is_group_error(each.name, each.text)}

@@ -51,7 +51,7 @@ def test_px_groups_by_rank(outputs):
     assert printed(outputs[4]) == "[rank 1] only 1\n"
 
 
-def test_functions_of_cells(outputs):
+def test_b37_functions_of_cells(outputs):
     assert outputs[2][0].data["text/plain"] == "[6, 8]"
 
 

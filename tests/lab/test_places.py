@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.util import run_sync
 
-from fsdp_ref.lab import start
+from fsdp_ref.lab import processes, start
 from tests.lab.test_lifetime import gone
 
 ROOT = Path(__file__).parents[2]
@@ -46,10 +46,20 @@ def _namespaces() -> bool:
 
 
 @pytest.mark.skipif(not _namespaces(), reason="needs the right to make namespaces")
-def test_a_bogus_host_name_no_ipv6_and_a_tunnel_do_not_matter():
+def test_b40_a_bogus_host_name_no_ipv6_and_a_tunnel_do_not_matter():
     command = ["unshare", "--net", "--uts", "sh", "-c", ALONE, "sh", sys.executable, "-c", POOL]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0 and done.stdout.count("summed") == 2, done.stderr[-2000:]
+
+
+def test_b38_ranks_are_never_forked_from_a_process_that_has_used_cuda(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    assert processes._METHOD.get_start_method() in ("forkserver", "spawn")
+    calls = []
+    monkeypatch.setattr(os, "fork", lambda: calls.append("fork"))
+    lab = start(ranks=2)
+    lab.stop()
+    assert calls == []
 
 
 def test_several_pools_at_once():

@@ -59,6 +59,14 @@ def test_cells_keep_variables_and_print_in_rank_order(lab, capsys):
     assert capsys.readouterr().out == f"[rank 0] 1 1 cpu fsdp_ref {lab.backend}\n"
 
 
+def test_b44_lines_of_several_ranks_arrive_whole_and_in_the_same_order_every_time(lab, capsys):
+    seen = []
+    for _ in range(2):
+        lab.execute("for number in range(500):\n    print(f'{number:03d}' + str(rank) * 197)")
+        seen.append(capsys.readouterr().out)
+    assert seen[0] == "".join(f"[rank {rank}] {number:03d}{str(rank) * 197}\n" for rank in (0, 1) for number in range(500)) == seen[1]
+
+
 def test_error_before_any_collective_keeps_the_pool(lab, capsys):
     before = lab.pids
     with pytest.raises(RanksFailed, match="rank 1 raised ValueError: only here") as raised:
