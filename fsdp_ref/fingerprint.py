@@ -135,7 +135,9 @@ def compare(call: Call, group: dist.ProcessGroup) -> None:
     everyone = torch.empty((group.size(), mine.numel()), dtype=torch.uint8)
     wire.all_gather(everyone, mine, group, TAG + call.number)
     if not bool((everyone == mine).all()):
-        raise RankError(_tell(_exchange(call, history, group)))
+        error = RankError(_tell(_exchange(call, history, group)))
+        error.sent = False
+        raise error
     history.append(call)
 
 

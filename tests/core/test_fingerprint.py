@@ -65,6 +65,7 @@ def _told(rank, world, program, route):
         try:
             program(rank, world)
         except RankError as error:
+            assert not error.sent and _reduce("c", [float(rank)]) == [1.0], "the group goes on"
             return str(error)
     return ""
 

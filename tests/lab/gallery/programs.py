@@ -115,6 +115,11 @@ torch.manual_seed(rank)
 model = fully_shard(nn.Linear(4, 4))
 model(torch.ones(1, 4))
 """, ("rank 1 starts from other weights of weight than rank 0", "torch.manual_seed"), kept=True),
+    Program("other_unit_of_ours", Kind.ORDER, SETUP + """\
+a, b = torch.ones(2), torch.ones(2)
+for name in "ba" if rank == 1 else "ab":
+    collectives.all_reduce(a, dist.group.WORLD, collectives.Label(name, "step")).wait()  # here
+""", ("all-reduce of a in step (avg)", "rank 1: all-reduce of b in step (avg)"), kept=True),
     Program("raises_everywhere", Kind.EXCEPTION, "x = 1\nundefined_name  # here\n", ("ranks 0 and 1 raised NameError",), (0, 1), kept=True),
     Program("raises_on_one", Kind.EXCEPTION, "if rank == 1:\n    raise ValueError('no such file')  # here\n",
             ("rank 1 raised ValueError: no such file",), kept=True),
