@@ -227,12 +227,12 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     """Start one collective: count it, label it, have it checked, choose its route, record it."""
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
-    what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
     facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence)
     other = lane is Lane.OTHER
-    check = fingerprint.check_of(detail or "exchange of facts" if other else str(lane), label.unit, label.phase, message,
-                                 "" if other else detail, sequence, group)
+    operation = detail or "exchange of facts" if other else str(lane)
+    what = f"{operation} of {label.unit or 'the whole world'} ({label.phase})"
+    check = fingerprint.check_of(operation, label.unit, label.phase, message, "" if other else detail, sequence, group)
     begin = ledger.now()
     try:
         goes_now = message.is_cuda or direct is None or _route == "library" or _somebody_watches()

@@ -178,7 +178,8 @@ def explain_failure(error: BaseException, what: str, sequence: int) -> RankError
                          f"({first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
     if gone:
         told = "; ".join(f"{name_ranks([rank for rank in gone if gone[rank] == words])} {words}" for words in dict.fromkeys(gone.values()))
-        return RankError(f"{told} and never came to {here}{_why(gone, places, {})}; every rank must call the same collectives")
+        why = _why([rank for rank, words in gone.items() if not words.startswith("raised")], places, {})
+        return RankError(f"{told} and never came to {here}{why}; every rank must call the same collectives")
     if dead:
         return RankError(f"{name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
     if silent:
