@@ -92,7 +92,8 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     """Join the world and return it; every rank must call this.
 
     With `rank`, `size` and `store` (a path that no file stands at yet, the same on every rank), ranks of one machine meet in
-    that file. Without them the variables of torchrun are read; without those the process is a world of one.
+    that file. Without them the variables of torchrun are read; without those the process is a world of one. From now on an error that
+    ends this process is told to the other ranks too, and its last line names this one (farewell.py wraps sys.excepthook).
 
     Raises:
         WorldError: a rank did not arrive within `timeout` seconds; the message names the ones that did not.
