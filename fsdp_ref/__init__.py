@@ -4,6 +4,7 @@ Names are loaded when they are first used, so that `import fsdp_ref` and `fsdp-r
 """
 
 import importlib
+import os
 
 _HOMES = {
     "engine": ["CPUOffloadPolicy", "FSDPModule", "MixedPrecisionPolicy", "OffloadPolicy", "UnshardHandle", "data_parallel", "fully_shard",
@@ -32,3 +33,7 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if os.environ.get("FSDP_REF_CHECK_CALLS", "0") not in ("", "0"):        # for scripts: have all their collectives compared
+    importlib.import_module("fsdp_ref.guard").install()

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 import xxhash
 
-from . import collectives, world
+from . import collectives, fingerprint, world
+from .catalogue import ADVICE, PHRASES, Kind
 from .collectives import Label
 from .errors import ConfigError, RankError, WorldError
 
@@ -26,15 +27,26 @@ _asked: weakref.WeakKeyDictionary[dist.ProcessGroup, itertools.count] = weakref.
 _averages: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()           # groups whose AVG has been tried
 
 
-def check(lines: list[str], group: dist.ProcessGroup) -> None:
+def digest(weights: torch.Tensor) -> str:
+    """A digest of a parameter's whole starting values while calls are checked (fingerprint.checking); else, and on meta, nothing."""
+    if not fingerprint.checking() or weights.is_meta or type(weights.detach()) not in (torch.Tensor, torch.nn.Parameter):
+        return ""
+    return xxhash.xxh3_128_hexdigest(weights.detach().contiguous().cpu().view(-1).view(torch.uint8).numpy())
+
+
+def check(lines: list[str], group: dist.ProcessGroup, weights: dict[str, str] | None = None) -> None:
     """Compare `lines`, this rank's description of its model, with those of all ranks of `group`. Every one of them must call it.
 
+    Args:
+        weights: parameter -> `digest` of the values it was sharded with, where it still has those.
+
     Raises:
-        ConfigError: a rank differs; it names the rank, the first line that does, and what the group's first rank has there.
+        ConfigError: a rank differs; it names the rank, the first line that does, and what the group's first rank has there; or its first
+            parameter that starts from other weights.
         RankError: a rank did not come here within the time limit.
     """
     if group.size() > 1 and dist.get_backend(group) != "fake":
-        _compare(lines, group)
+        _compare(lines, group, weights or {})
 
 
 def check_average(group: dist.ProcessGroup, device: torch.device) -> None:
@@ -54,15 +66,16 @@ def check_average(group: dist.ProcessGroup, device: torch.device) -> None:
     _averages.add(group)
 
 
-def _compare(lines: list[str], group: dist.ProcessGroup) -> None:
+def _compare(lines: list[str], group: dist.ProcessGroup, weights: dict[str, str]) -> None:
     ranks = [dist.get_global_rank(group, number) for number in range(group.size())]
     mine, here = dist.get_global_rank(group, group.rank()), world.current()
     number = next(_asked.setdefault(group, itertools.count()))
     limit = timedelta(seconds=here.timeout) if here else LIMIT
     store = dist.PrefixStore(f"fsdp_ref/agreement/{group.group_name}/{ranks[0]}/{number}",
-                             here.store if here else dist.distributed_c10d._get_default_store())
-    store.set(f"lines/{mine}", json.dumps(lines))
-    store.set(f"print/{mine}", xxhash.xxh3_128_hexdigest("\n".join(lines).encode()))
+                             world.store_of_groups())
+    facts = json.dumps([lines, weights])
+    store.set(f"lines/{mine}", facts)
+    store.set(f"print/{mine}", xxhash.xxh3_128_hexdigest(facts.encode()))
     prints = []
     for rank in ranks:
         try:
@@ -71,10 +84,17 @@ def _compare(lines: list[str], group: dist.ProcessGroup) -> None:
             raise RankError(f"rank {rank} did not run the first forward of this model within {limit.total_seconds():g} s, where the others "
                             "wait to compare their units; every rank must run it") from error
         prints.append(store.get(f"print/{rank}"))
-    for rank, fingerprint in zip(ranks, prints, strict=True):
-        if fingerprint != prints[0]:
-            theirs, first = (json.loads(store.get(f"lines/{who}")) for who in (rank, ranks[0]))
-            pairs = itertools.zip_longest(theirs, first, fillvalue="nothing more")
-            odd, expected = next((a, b) for a, b in pairs if a != b)
-            raise ConfigError(f"the ranks shard different models: rank {rank} has {odd}, where rank {ranks[0]} has {expected}; build the "
-                              "same model and call fully_shard on the same modules in the same order on every rank")
+    for rank, theirs in zip(ranks, prints, strict=True):
+        if theirs != prints[0]:
+            (lines, odd), (first, usual) = (json.loads(store.get(f"lines/{who}")) for who in (rank, ranks[0]))
+            _tell(rank, ranks[0], lines, first)
+            if others := [name for name in usual if odd.get(name, usual[name]) != usual[name]]:
+                raise ConfigError(f"rank {rank} {PHRASES[Kind.SEED]} of {others[0]} than rank {ranks[0]}; {ADVICE[Kind.SEED]}")
+
+
+def _tell(rank: int, reference: int, theirs: list[str], first: list[str]) -> None:
+    """Raise if the two describe their models differently."""
+    pairs = itertools.zip_longest(theirs, first, fillvalue="nothing more")
+    odd, expected = next(((a, b) for a, b in pairs if a != b), ("", ""))
+    if odd != expected:
+        raise ConfigError(f"{PHRASES[Kind.MODEL]}: rank {rank} has {odd}, where rank {reference} has {expected}; {ADVICE[Kind.MODEL]}")

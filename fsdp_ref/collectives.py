@@ -4,7 +4,7 @@ The engine, the checkpoint and the lab call these functions and nothing else, so
 A call returns a `Pending`; `wait()` makes the result safe to use. On the CPU (gloo) a thread carries the message and `wait` blocks
 (wire.py); on CUDA it is queued on `stream` and `wait` makes the current stream wait for an event, without blocking Python.
 A failure becomes a `RankError` that names the rank at fault (see `world.explain_failure`). Every rank must make the same calls
-in the same order.
+in the same order; `check_calls` finds out before anything is sent (fingerprint.py).
 
 [Note: two routes] On gloo, messages travel directly (wire.py says why). The library's own collective is called instead on every other
 backend, and wherever somebody watches torch's collectives by name: under a dispatch mode (`CommDebugMode` counts them) and when a
@@ -17,20 +17,21 @@ import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
-from . import alignment, ledger, wire, world
+from . import alignment, fingerprint, ledger, wire, world
 from .clock import stamp
 from .errors import ConfigError
+from .fingerprint import check_calls
 from .ledger import Lane
+from .pending import Label, Pending
 from .wire import emulate
 
-__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "carried_by", "emulate", "gather_json", "gather_ledgers",
-           "reduce_scatter", "route"]
+__all__ = ["Label", "Pending", "all_gather", "all_reduce", "barrier", "broadcast", "carried_by", "check_calls", "emulate", "gather_json",
+           "gather_ledgers", "reduce_scatter", "route"]
 
 # torch 2.13 renamed all_gather_into_tensor; the old name warns there and the new one is missing before.
 _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
@@ -42,14 +43,6 @@ BARRIERS = 3                                 # that align the clocks of a record
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
 _carrier: Carrier | None = None             # who carries messages instead of a network (plan/simulator.py)
-
-
-@dataclass(frozen=True)
-class Label:
-    """What a collective is for: the unit it serves and the phase it runs in ("forward", "backward", "checkpoint", ...)."""
-
-    unit: str = ""
-    phase: str = ""
 
 
 @contextlib.contextmanager
@@ -82,37 +75,6 @@ def carried_by(carrier: Carrier) -> Iterator[None]:
         _carrier = before
 
 
-class Pending:
-    """A collective on its way. Keep it until `wait` has been called: it holds the buffers that are being read and written."""
-
-    def __init__(self, arrive: Callable[[], object] | None, what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
-                 event: torch.cuda.Event | None = None) -> None:
-        self._arrive, self._what, self._sequence, self._label = arrive, what, sequence, label
-        self._keep, self._event = keep, event
-
-    def wait(self) -> None:
-        """Return when the result may be used by the current thread (CPU) or stream (CUDA). May be called again.
-
-        Raises:
-            RankError: a rank died, never arrived, or called something else; raised within the process group's time limit.
-        """
-        if self._event is not None:
-            stream = torch.cuda.current_stream()
-            before = stamp(stream) if ledger.active() else None
-            stream.wait_event(self._event)
-            if before is not None:
-                ledger.add_event(Lane.WAIT, self._what, self._label.unit, self._label.phase, before, stamp(stream))
-        elif self._arrive is not None:
-            begin = ledger.now()
-            try:
-                self._arrive()
-            except RuntimeError as error:
-                raise world.explain_failure(error, self._what, self._sequence) from error
-            ledger.add_event(Lane.WAIT, self._what, self._label.unit, self._label.phase, begin, ledger.now())
-        self._arrive = self._event = None
-        self._keep = ()
-
-
 def all_gather(output: torch.Tensor, shard: torch.Tensor, group: dist.ProcessGroup, label: Label,
                stream: torch.cuda.Stream | None = None) -> Pending:
     """Everyone's `shard`, in rank order, in everyone's `output` (shape `(n * len,)` from `(len,)`). Moves (n-1)/n of `output`.
@@ -132,7 +94,7 @@ def reduce_scatter(output: torch.Tensor, source: torch.Tensor, group: dist.Proce
     """
     return _issue(Lane.REDUCE_SCATTER, lambda: getattr(dist, _REDUCE_SCATTER)(output, source, op=op, group=group, async_op=True),
                   _directly(wire.reduce_scatter, op, output.view(-1), source.view(group.size(), -1), group),
-                  source, (output, source), group, label, stream)
+                  source, (output, source), group, label, stream, _name(op))
 
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
@@ -143,13 +105,13 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
     """
     direct = _directly(wire.all_reduce, op, tensor.view(-1), group) if tensor.is_contiguous() else None
     return _issue(Lane.ALL_REDUCE, lambda: dist.all_reduce(tensor, op=op, group=group, async_op=True), direct,
-                  tensor, (tensor,), group, label, stream)
+                  tensor, (tensor,), group, label, stream, _name(op))
 
 
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, source: int = 0) -> None:
     """Everyone's `tensor` becomes that of rank `source` of the group; returns when it has."""
     _issue(Lane.OTHER, lambda: dist.broadcast(tensor, group_src=source, group=group, async_op=True), None,
-           tensor, (tensor,), group, label, None).wait()
+           tensor, (tensor,), group, label, None, "broadcast").wait()
 
 
 def gather_json(value: object, group: dist.ProcessGroup | None = None, label: Label = Label(phase="control")) -> list:
@@ -205,6 +167,31 @@ def control_device(group: dist.ProcessGroup) -> torch.device:
 def reset_sequence() -> None:
     """Forget the counters (a new world starts at 0)."""
     _sequence.clear()
+    fingerprint.forget()
+
+
+def counts() -> dict[str, int]:
+    """How many collectives each group has begun."""
+    return dict(_sequence)
+
+
+def check_direct(operation: str, name: str, message: torch.Tensor, detail: str, group: dist.ProcessGroup) -> None:
+    """Compare a call that does not come through this door (lab/guard.py); returns when all ranks of `group` are about to make it.
+
+    Raises:
+        RankError: a rank makes another call, or never came.
+    """
+    sequence = _sequence[group.group_name]
+    _sequence[group.group_name] += 1
+    call = fingerprint.describe(operation, name, "", message, detail, sequence)
+    try:
+        fingerprint.compare(call, group)
+    except RuntimeError as error:
+        raise world.explain_failure(error, call.name, sequence) from error
+
+
+def _name(op: dist.ReduceOp.RedOpType) -> str:
+    return str(op).rpartition(".")[2].lower()
 
 
 def _directly(carry: Callable, op: dist.ReduceOp.RedOpType, *args: object) -> Callable[[int], None] | None:
@@ -216,34 +203,49 @@ def _directly(carry: Callable, op: dist.ReduceOp.RedOpType, *args: object) -> Ca
 
 def _somebody_watches() -> bool:
     """Whether torch's collectives are being counted or have been replaced. [Note: two routes]"""
-    return torch._C._len_torch_dispatch_stack() > 0 or any(getattr(dist, name) is not fn for name, fn in _ORIGINALS.items())
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    now = {name: getattr(dist, name) for name in _ORIGINALS}
+    return any((fn.__wrapped__ if hasattr(fn, "fsdp_ref_guards") else fn) is not _ORIGINALS[name] for name, fn in now.items())
 
 
 def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int], None] | None, message: torch.Tensor,
-           keep: tuple[torch.Tensor, ...], group: dist.ProcessGroup, label: Label, stream: torch.cuda.Stream | None) -> Pending:
-    """Start one collective: count it, label it, choose its route, record it."""
+           keep: tuple[torch.Tensor, ...], group: dist.ProcessGroup, label: Label, stream: torch.cuda.Stream | None,
+           detail: str = "") -> Pending:
+    """Start one collective: count it, label it, have it checked, choose its route, record it."""
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
-    what = f"{lane} of {label.unit or 'the whole world'} ({label.phase})"
     nbytes = message.numel() * message.element_size()
     leader = min(dist.get_process_group_ranks(group))
     facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, leader)
+    other = lane is Lane.OTHER
+    operation = detail or "exchange of facts" if other else str(lane)
+    what = f"{operation} of {label.unit or 'the whole world'} ({label.phase})"
     if _carrier is not None:
         return Pending(_carrier(facts, group), what, sequence, label, keep)
+    check = fingerprint.check_of(operation, label.unit, label.phase, message, "" if other else detail, sequence, group)
     begin = ledger.now()
     try:
+        goes_now = message.is_cuda or direct is None or _route == "library" or _somebody_watches()
+        if check is not None and goes_now:
+            check()
         if message.is_cuda:
             return _issue_cuda(library, what, sequence, label, keep, stream, facts)
         if "gloo" not in dist.get_backend_config(group):
             return Pending(_recorded(library().wait, facts, begin), what, sequence, label, keep)
-        if direct is None or _route == "library" or _somebody_watches():
+        if goes_now:
             carry: Callable[[], object] = library().wait
         else:
-            carry = partial(direct, sequence)
+            carry = partial(_checked, check, partial(direct, sequence)) if check is not None else partial(direct, sequence)
     except RuntimeError as error:
         raise world.explain_failure(error, what, sequence) from error
     done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
     return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
+
+
+def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:
+    check()
+    carry()
 
 
 def _recorded(wait: Callable[[], object], facts: tuple, begin: float) -> Callable[[], None]:

@@ -24,11 +24,12 @@ import torch
 from packaging.requirements import Requirement
 
 from . import world
-from .selftest import LIMIT, run_self_test
+from .selftest import CHECKED, LIMIT, run_self_test
 
 GIB = 2**30
 RANK_MEMORY = 0.7 * GIB          # one rank with torch imported and a lesson's model, measured on Linux, rounded up
 DISK_FAIL, DISK_WARN = 0.5 * GIB, 5 * GIB
+SLOW = 0.25                      # seconds for a collective of 4 MiB between two processes of one machine
 
 
 class Level(StrEnum):
@@ -185,14 +186,30 @@ def check_self_test() -> list[Finding]:
     if problem:
         return [Finding(Level.FAIL, "self-test", problem,
                         "look at the findings above first; a very busy machine, or a firewall on the loopback interface, may be why")]
-    found = []
-    for name, right, seconds in results:
-        if right:
-            found.append(ok("self-test", f"{name}: right, {seconds * 1e3:.1f} ms"))
-        else:
-            found.append(Finding(Level.FAIL, "self-test", f"{name}: wrong numbers",
-                                 "reinstall torch in the pinned version: pip install -c constraints.txt --force-reinstall torch"))
-    return found
+    return [_judged(*result) for result in results] + _cost_of_checking(results)
+
+
+def _judged(name: str, right: bool, seconds: float) -> Finding:
+    """One collective of the self-test: wrong, slow, or fine."""
+    if not right:
+        wrong = "AVG is no average here, gradients would be wrong by a factor" if "mean" in name else "wrong numbers"
+        return Finding(Level.FAIL, "self-test", f"{name}: {wrong}",
+                       "reinstall torch in the pinned version: pip install -c constraints.txt --force-reinstall torch")
+    text = f"{name}: right, {seconds * 1e3:.1f} ms"
+    if seconds > SLOW:
+        return Finding(Level.WARN, "self-test", f"{text}, slow for 4 MiB (a few ms on a quiet machine)",
+                       "close other programs, or give the ranks more cores; the lessons work, but wait longer")
+    return ok("self-test", text)
+
+
+def _cost_of_checking(results: list[tuple[str, bool, float]]) -> list[Finding]:
+    """What it costs that the ranks compare their calls before they make them."""
+    times = {name: seconds * 1e3 for name, _, seconds in results}
+    if CHECKED not in times:
+        return []
+    plain, checked = times["small all-reduce"], times[CHECKED]
+    return [ok("check_calls", f"comparing calls adds {max(checked - plain, 0):.2f} ms to a collective ({plain:.2f} -> {checked:.2f} ms); "
+               "it is on in the lab, and in scripts with FSDP_REF_CHECK_CALLS=1")]
 
 
 def _limited(call: Callable[[], object], seconds: float) -> object | None:

@@ -24,9 +24,14 @@ class WorldError(FsdpRefError):
 
 
 class RankError(FsdpRefError):
-    """A collective failed because a rank died, never arrived or disagreed; the message names the rank where it is known."""
+    """A collective failed because a rank died, never arrived or disagreed; the message names the rank where it is known.
+
+    Attributes:
+        sent: False when the ranks found out before anything was sent: all of them raise this, and the process group is as good as before.
+    """
 
     exit_code = 3
+    sent = True
 
 
 class CheckpointError(FsdpRefError):

@@ -16,7 +16,8 @@ import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import preemption, train, train_run
+from . import diagnosis, preemption, train, train_run
+from .diagnosis import Evidence, Raised
 from .errors import ConfigError, Preempted, RankError
 from .train_options import Options
 
@@ -86,8 +87,9 @@ def describe(error: ChildFailedError, out: Path) -> tuple[str, int]:
     and was killed by torch elastic only because the first had given it up.
     """
     for rank, failure in sorted(error.failures.items()):
-        if failure.exitcode == RankError.exit_code and "never arrived" in _message(failure):
-            return f"rank {rank} stopped with exit code {failure.exitcode}: {_message(failure)}; {_how_to_go_on(out)}", failure.exitcode
+        if failure.exitcode == RankError.exit_code and diagnosis.names_the_cause(_message(failure)):
+            found = diagnosis.diagnose(Evidence({rank: Raised("RankError", _message(failure))}))
+            return f"{found}; {_how_to_go_on(out)}", failure.exitcode
     for _, failure in sorted(error.failures.items()):
         if failure.exitcode == Preempted.exit_code:
             return _message(failure), failure.exitcode

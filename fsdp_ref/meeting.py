@@ -1,4 +1,4 @@
-"""Where ranks meet before they can talk: a file, or the store that torchrun brings; and the names of those who do not come.
+"""Where ranks meet before they can talk: a file, or the store that torchrun brings.
 
 world.py is the only caller. This module must never make a collective, and never wait without a limit.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 import uuid
@@ -18,6 +17,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from .errors import Preempted, WorldError
+from .words import first_line, name_ranks
 
 ARRIVAL = 60.0          # seconds that ranks under torchrun wait for the slowest to start
 
@@ -105,14 +105,3 @@ def _session(store: dist.Store, rank: int, clock: _Patience) -> tuple[str, int, 
             if asked == question:
                 return name, int(restarts), None
         clock.wait_for({0})
-
-
-def name_ranks(ranks: set[int] | list[int]) -> str:
-    names = ", ".join(str(rank) for rank in sorted(ranks))
-    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
-
-
-def first_line(error: BaseException) -> str:
-    """What a library's error says, without the place in its source and the advice that follows."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". ")[0]

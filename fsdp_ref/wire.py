@@ -65,7 +65,8 @@ def emulate(bandwidth: float, latency: float = 0.0) -> Iterator[Link]:
 
 
 class Wire:
-    """The thread of one process group. Jobs run in the order they were given; after one has failed, the others fail with it."""
+    """The thread of one process group. Jobs run in the order they were given; after one has failed, the others fail with it
+    (unless it failed before anything was sent, RankError.sent)."""
 
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue = queue.SimpleQueue()
@@ -96,7 +97,7 @@ def _carry_all(jobs: queue.SimpleQueue) -> None:
             try:
                 _carry(*rest)
             except BaseException as error:
-                problem, failure = error, str(error)
+                problem, failure = error, str(error) if getattr(error, "sent", True) else ""
         del job, rest                                       # the buffers belong to whoever waits, from the moment that they may be used
         if problem is None:
             future.set_result(None)

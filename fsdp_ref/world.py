@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,9 +25,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from . import ledger
+from . import farewell, ledger, meeting, source, witness
 from .errors import ConfigError, RankError, WorldError
-from .meeting import first_line, meet, name_ranks
+from .words import first_line, name_ranks
 
 T = TypeVar("T")
 TIMEOUT = 60.0          # seconds a collective may wait for the slowest rank in a script; notebooks use 15
@@ -54,6 +54,7 @@ class World:
     timeout: float
     job: dist.Store
     restarts: int = 0
+    witness: witness.Witness | None = None
 
     def remember(self, name: str, value: str) -> str:
         """The first value that any rank gave under this name since torchrun began, through all restarts."""
@@ -95,7 +96,8 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
 
     With `rank`, `size` and `store` (a path that no file stands at yet, the same on every rank), ranks of one machine meet in
     that file. Without them the variables of torchrun are read; without those the process is a world of one. `give_up` is asked again
-    and again while ranks are missing.
+    and again while ranks are missing. From now on an error that ends this process is told to the other ranks too, and its last line
+    names this one (farewell.py wraps sys.excepthook).
 
     Raises:
         Preempted: `give_up` said that nobody need wait any longer.
@@ -117,15 +119,18 @@ def start(rank: int | None = None, size: int | None = None, *, store: str | os.P
     home = torch.device("cuda", rank % max(local_size, 1)) if backend == "nccl" else torch.device("cpu")
     if backend == "nccl":
         torch.cuda.set_device(home)
-    job, meeting, restarts = meet(rank, size, store, under_torchrun, timeout, give_up)
+    job, shared, restarts = meeting.meet(rank, size, store, under_torchrun, timeout, give_up)
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=meeting, rank=rank, world_size=size,
+        dist.init_process_group("cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo", store=shared, rank=rank, world_size=size,
                                 timeout=timedelta(seconds=timeout))
     except Exception as error:
         raise WorldError(f"rank {rank} could not join the process group ({first_line(error)}); "
                          "run fsdp-ref doctor to see what this machine lacks") from error
-    _world = World(rank, size, home, backend, meeting, timeout, job, restarts)
+    watcher = _witness(shared, rank) if size > 1 else None
+    _world = World(rank, size, home, backend, shared, timeout, job, restarts, watcher)
     ledger.set_rank(rank)
+    if size > 1:
+        farewell.promise(shared, rank)
     return _world
 
 
@@ -134,9 +139,22 @@ def stop() -> None:
     global _world
     for finish in before_stop:
         finish()
+    if _world is not None and _world.witness is not None:
+        farewell.say(sys.exc_info()[1])
+        _world.witness.stop()
     _world = None
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _witness(store: dist.Store, rank: int) -> witness.Witness:
+    """With a connection of its own; a file needs none, and a copy of it would take part in counting who still uses the file."""
+    return witness.Witness(store if isinstance(store, dist.FileStore) else store.clone(), rank)
+
+
+def store_of_groups() -> dist.Store:
+    """Where the ranks of this process's groups leave each other notes: the store they met in, or torch's default one."""
+    return _world.store if _world is not None else dist.distributed_c10d._get_default_store()
 
 
 # -- who is missing? ----------------------------------------------------------------------------------------------------------
@@ -145,37 +163,59 @@ def stop() -> None:
 def explain_failure(error: BaseException, what: str, sequence: int) -> RankError:
     """Turn a failed collective into one sentence that names the rank at fault, by asking the store who else failed.
 
-    Every rank whose collective fails writes what it was doing. A rank that wrote nothing within a short grace either died (its
-    process is gone) or is somewhere else (it never came to this collective).
+    Every rank whose collective fails writes what it was doing. A rank that wrote nothing within a short grace has said farewell, died
+    (its process is gone), or is somewhere else (it never came to this collective).
     """
     world = _world
     if world is None:
         return RankError(f"{what} failed: {first_line(error)}")
-    here = f"{what} (collective number {sequence} of rank {world.rank})"
+    places = source.places_of(sys._getframe(1))
+    details = filter(None, (f"collective number {sequence} of rank {world.rank}" if sequence >= 0 else "", source.tell(places)))
+    here = f"{what} ({' at '.join(details)})"
     try:
-        silent, dead, others = _within(world.timeout + 2 * GRACE, lambda: _ask_around(world, what, sequence))
+        mine = {"what": what, "sequence": sequence, "at": source.tell(places)}
+        found = _within(world.timeout + 2 * GRACE, lambda: _ask_around(world, mine))
     except Exception:                                     # the store died with the rank that held it, or a cable was pulled
         return RankError(f"{here} failed, and the store in which the others would say why is gone too "
                          f"({first_line(error)}); was the command that started the ranks, or rank 0, stopped?")
-    if dead:
-        return RankError(f"{name_ranks(dead)} died while {here} was waiting; look at the last output of that rank")
-    if silent:
-        return RankError(f"{name_ranks(silent)} never arrived at {here} within {world.timeout:g} s; every rank must call the same "
-                         "collectives in the same order")
-    astray = {rank: report["what"] for rank, report in others.items() if report["what"] != what}
-    if astray:
-        told = ", ".join(f"rank {rank} was in {elsewhere}" for rank, elsewhere in sorted(astray.items()))
-        return RankError(f"the ranks disagree: rank {world.rank} was in {what}, {told}; every rank must call the same collectives in the "
-                         "same order")
+    if found.gone:
+        told = "; ".join(f"{name_ranks([rank for rank in found.gone if found.gone[rank] == words])} {words}"
+                         for words in dict.fromkeys(found.gone.values()))
+        why = _why([rank for rank, words in found.gone.items() if not words.startswith("raised")], places, {})
+        return RankError(f"{told} and never came to {here}{why}; every rank must call the same collectives")
+    if found.dead:
+        return RankError(f"{name_ranks(found.dead)} died while {here} was waiting; look at the last output of that rank")
+    if found.silent:
+        return RankError(f"{name_ranks(found.silent)} never arrived at {here} within {world.timeout:g} s{_whereabouts(found.astray)}"
+                         f"{_why(found.silent, places, found.astray)}; every rank must call the same collectives in the same order")
+    elsewhere = {rank: report for rank, report in found.others.items() if report["what"] != what}
+    if elsewhere:
+        reports = {world.rank: mine, **elsewhere}
+        told = ", ".join(f"rank {rank} was in {report['what']}{' at ' if report['at'] else ''}{report['at']}"
+                         for rank, report in sorted(reports.items()))
+        return RankError(f"the ranks disagree: {told}; every rank must call the same collectives in the same order")
     return RankError(f"{here} failed on every rank: {first_line(error)}")
 
 
-def _ask_around(world: World, what: str, sequence: int) -> tuple[set[int], list[int], dict[int, dict]]:
-    """Tell the others of this failure; returns the ranks that do not answer, those of them that are dead, and what the others say."""
-    world.store.set(f"fault/{world.rank}", json.dumps({"what": what, "sequence": sequence}))
+@dataclass
+class _Others:
+    """What is known of the other ranks after a failed collective."""
+
+    silent: set[int]                                      # those that do not answer: gone, dead or somewhere else
+    gone: dict[int, str]                                  # of those: the words with which they left
+    dead: list[int]                                       # of those: their process is gone without a word
+    astray: dict[int, list[source.Place]]                 # of those: where they are
+    others: dict[int, dict]                               # what the rest was doing
+
+
+def _ask_around(world: World, mine: dict) -> _Others:
+    """Tell the others of this failure, and hear from them."""
+    world.store.set(f"fault/{world.rank}", json.dumps(mine))
     silent = _await_reports(world)
-    dead = sorted(rank for rank in silent if not _is_alive(world, rank))
-    return silent, dead, _reports(world, set(range(world.size)) - silent - {world.rank})
+    gone = {rank: words for rank in silent if (words := farewell.of(world.store, rank))}
+    dead = sorted(rank for rank in silent - gone.keys() if not _is_alive(world, rank))
+    astray = witness.ask(world.store, silent - set(dead)) if not dead and not gone else {}
+    return _Others(silent, gone, dead, astray, _reports(world, set(range(world.size)) - silent - {world.rank}))
 
 
 def _within(limit: float, work: Callable[[], T]) -> T:
@@ -192,13 +232,32 @@ def _within(limit: float, work: Callable[[], T]) -> T:
     return future.result(limit)
 
 
+def _whereabouts(astray: dict[int, list[source.Place]]) -> str:
+    """`; rank 1 is at line 5 of train.py`, for each rank that answered."""
+    told = ""
+    for rank, places in sorted(astray.items()):
+        loop = source.loop_around(places[0]) if places else None
+        place = f"at {source.tell(places)}" if places else "outside of the program"
+        told += f"; rank {rank} is {place}{f', in the loop {loop}' if loop else ''}"
+    return told
+
+
+def _why(ranks: Iterable[int], here: list[source.Place], astray: dict[int, list[source.Place]]) -> str:
+    """Which statement of the program may have led these ranks away from this line."""
+    by_place: dict[tuple[source.Place, ...], list[int]] = {}
+    for rank in sorted(ranks):
+        by_place.setdefault(tuple(astray.get(rank, ())), []).append(rank)
+    told = [source.why(here, list(places), name_ranks(those)) for places, those in by_place.items()]
+    return "".join(f" ({words})" for words in told if words)
+
+
 def _await_reports(world: World) -> set[int]:
     """Ranks that have not reported a failure when the grace is over."""
     silent = set(range(world.size)) - {world.rank}
     deadline = time.monotonic() + GRACE
     while silent and time.monotonic() < deadline:
         silent = {rank for rank in silent if not world.store.check([f"fault/{rank}"])}
-        if silent and all(not _is_alive(world, rank) for rank in silent):
+        if silent and all(farewell.of(world.store, rank) or not _is_alive(world, rank) for rank in silent):
             break
         time.sleep(0.05)
     return silent

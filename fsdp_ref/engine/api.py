@@ -117,6 +117,8 @@ def _apply(module: nn.Module | list[nn.Module], placements: Placements, mesh: De
         agreement.check_average(group, unit_mesh.device)
     unit = Unit(modules, params, unit_mesh, placements, policy, offload)
     unit.reshard_after_forward, unit.keep_mesh = reshard, keep_mesh
+    for param in params:
+        param.start_version = param.version
     hooks = UnitHooks(unit, auto_reshard=reshard_after_forward is None)
     for each in modules:
         each.__dict__["_fsdp_ref_hooks"] = hooks

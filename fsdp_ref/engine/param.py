@@ -28,7 +28,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
-from .. import arguments, optimizers
+from .. import agreement, arguments, optimizers
 from ..mesh import UnitMesh
 from ..placements import Placement, Placements, chunk_rows
 
@@ -49,6 +49,7 @@ class ShardedParam:
                  placement: Shard | None = None) -> None:
         name = slots[0][1]
         self.slots, self.name, self.mesh = slots, name, mesh
+        self.start, self.start_version = agreement.digest(param), (0, 0)            # of the whole, and whether it is still that
         self.shape, self.dtype = param.shape, param.dtype
         self.replicated = placements.optimizer is Placement.REPLICATE
         self.identity = param.__dict__.setdefault("_fsdp_ref_identity", object())   # survives sharding: finds ties split over units

@@ -39,7 +39,8 @@ class Schedule:
         for group in {id(group): group for unit in units for group in unit.mesh.groups}.values():
             members = [unit for unit in units if group in unit.mesh.groups]
             order = [f"{unit.name} as unit number {number}" for number, unit in enumerate(members)]
-            agreement.check([*order, *(line for unit in members for line in unit.describe())], group)
+            starts = {name: start for unit in members for name, start in unit.starts().items()}
+            agreement.check([*order, *(line for unit in members for line in unit.describe())], group, starts)
         if root.unit.device.type == "cuda":
             root.streams[:] = root.streams or (torch.cuda.Stream(priority=-1), torch.cuda.Stream(priority=-1))
             for hooks in self.all:

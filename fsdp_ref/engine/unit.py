@@ -146,6 +146,10 @@ class Unit:
                 *(f"{p.name} of shape {tuple(p.shape)} and {p.dtype} cut along dim {p.dim} and "
                   f"{'trained' if p.requires_grad else 'frozen'} in unit {self.name}" for p in self.params)]
 
+    def starts(self) -> dict[str, str]:
+        """Digests of the weights that were sharded, where nobody has written others since (a checkpoint, say)."""
+        return {p.name: p.start for p in self.params if p.start and p.start_version == p.version}
+
     # -- gather, compute, free ------------------------------------------------------------------------------------------------
 
     @outside_transforms

@@ -92,3 +92,9 @@ def _join(*facts: object) -> dict[str, str]:
     """Runs in a rank. The notebook's kernel knows it by name alone, so that it need not import torch."""
     from fsdp_ref.lab import member
     return member.join(*facts)
+
+
+def step() -> dict[str, int]:
+    """Runs in a rank: how many collectives each of its process groups has begun."""
+    from fsdp_ref import collectives
+    return collectives.counts()

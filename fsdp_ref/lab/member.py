@@ -7,7 +7,7 @@ import torch.distributed as dist
 from IPython import get_ipython
 
 import fsdp_ref
-from fsdp_ref import collectives, world
+from fsdp_ref import collectives, guard, world
 
 
 def join(rank: int, size: int, store: str, timeout: float, device: str = "auto") -> dict[str, str]:
@@ -20,6 +20,8 @@ def join(rank: int, size: int, store: str, timeout: float, device: str = "auto")
     """
     here = world.start(rank, size, store=store, timeout=timeout, device=device)
     collectives.reset_sequence()
+    collectives.check_calls()
+    guard.install()
     names = {name: getattr(fsdp_ref, name) for name in fsdp_ref.__all__ if name not in ("lab", "viz")}     # those stay in the notebook
     names |= {"rank": rank, "world_size": size, "device": here.device, "torch": torch, "dist": dist, "fsdp_ref": fsdp_ref}
     get_ipython().user_ns.update(names)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from pathlib import Path
 
 import psutil
@@ -103,9 +104,12 @@ class Processes:
         engine = _METHOD.Process(target=programs.be_engine, args=(os.getpid(), str(self.home), rank, dict(os.environ)))
         threads = os.environ.get("OMP_NUM_THREADS")
         os.environ["OMP_NUM_THREADS"] = "1"                    # read when torch is imported
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__") # or multiprocessing would run the user's script again in every engine
         try:
             engine.start()
         finally:
+            sys.modules["__main__"] = main
             if threads is None:
                 del os.environ["OMP_NUM_THREADS"]
             else:

@@ -7,30 +7,37 @@ can always be interrupted: a rank blocked in gloo ignores signals until the proc
 [Note: why a broken pool is replaced whole] After a failed collective a process group cannot be used again, and models hold on to
 the group they were built with. Keeping the surviving ranks' variables would leave objects that fail later in odd ways; a fresh
 pool with nothing in it is the same state on every rank.
+
+[Note: two limits] A cell gets 15 s unless it is given more. A collective gives up after 10 s: the ranks then need at most 4.5 s to find
+out who did not come and where it is, so that report comes before the pool's own limit, which only knows who is still at work.
+
+[Note: after a disagreement] Ranks that were about to make different calls are told before anything is sent, all of them, with the same
+words. If they have begun equally many calls besides, their process groups are as good as before, and the pool is kept with its variables.
 """
 
 from __future__ import annotations
 
-import ast
 import atexit
-import inspect
 import signal
-import sys
 import time
-import types
 from collections.abc import Callable, Sequence
 
 from ipyparallel import AsyncResult
 from IPython import get_ipython
 
 from ..errors import ConfigError, WorldError
-from .engines import Engines
+from . import cells
+from .diagnose import running_of
+from .engines import Engines, step
 from .magics import RankMagics
 from .output import show
 from .processes import sweep
 from .report import Failure, RanksFailed, explain, is_group_error
 
+TIMEOUT, LIMIT = 10.0, 15.0     # seconds, see [Note: two limits]
 GRACE = 8.0             # seconds the others get once one rank's collective has failed (their own failures arrive within this)
+SETTLE = 2.0            # seconds the others get once one rank has raised, before they are taken to wait for it in vain
+IN_STEP = 5.0           # seconds the ranks may take to say how many collectives they have begun
 LINGER = 0.5            # seconds the survivors get to say what the death of a rank did to them
 OUTPUT = 3.0            # seconds printed text may arrive after the result
 
@@ -41,7 +48,9 @@ class Ranks:
     def __init__(self, size: int, timeout: float, limit: float, device: str) -> None:
         self.size, self.timeout, self.limit = size, timeout, limit
         self._choice = device
+        self._cells: dict[str, str] = {}                        # name of a cell's file, as the ranks call it -> its text
         self._engines: Engines | None = None
+        self._stopped = False
         self._bring_up()
         atexit.register(self.stop)
 
@@ -73,8 +82,10 @@ class Ranks:
             RanksFailed: a rank raised, died or did not finish; the message says which, and whether the pool was restarted.
         """
         targets = self._targets(ranks)
-        client, helpers = self._engines.client, _helpers(function)
-        for rank in targets if helpers else ():
+        client, helpers = self._engines.client, cells.helpers(function)
+        texts = cells.texts([function, *helpers.values()])
+        for rank in targets if texts or helpers else ():
+            client[rank].apply_async(cells.learn, texts)
             client[rank].push(helpers, block=False)
         return self._finish({rank: client[rank].apply_async(function, *args, **kwargs) for rank in targets}, timeout or self.limit)
 
@@ -86,9 +97,10 @@ class Ranks:
             ConfigError: the cell awaits something at its top level, which the engines cannot do.
         """
         targets = self._targets(ranks)
-        if _awaits(code):
+        if cells.awaits(code):
             raise ConfigError("a cell for the ranks cannot use await outside of a function; wrap it: asyncio.run(your_coroutine())")
         client = self._engines.client
+        self._cells[cells.name_of(code)] = code
         self._finish({rank: client[rank].execute(code, silent=False, block=False) for rank in targets}, limit or self.limit)
 
     def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
@@ -107,21 +119,23 @@ class Ranks:
 
     def stop(self) -> None:
         """End the ranks and remove their files. Safe to call twice."""
-        engines, self._engines = self._engines, None
+        engines, self._engines, self._stopped = self._engines, None, True
         if engines is not None:
             engines.close()
         atexit.unregister(self.stop)
 
     def __repr__(self) -> str:
         if self._engines is None:
-            return "<ranks: stopped>"
+            return "<ranks: stopped>" if self._stopped else "<ranks: to be restarted when they are next used>"
         return f"{self.size} ranks are ready: backend {self.backend}, device {self.device}, {self.timeout:g} s for a collective"
 
     # -- working ----------------------------------------------------------------------------------------------------------------
 
     def _must_be_up(self) -> None:
-        if self._engines is None:
+        if self._stopped:
             raise WorldError("this pool of ranks was stopped; start another: lab = start(ranks=4)")
+        if self._engines is None:                               # an interrupt, or a machine too busy, ended its last restart
+            self._bring_up()
 
     def _targets(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks that were asked for, in order. Raises when one does not exist, or has died since the pool was last used."""
@@ -148,15 +162,19 @@ class Ranks:
         """Wait until every rank has answered, one has died, the limit is over or the notebook is interrupted. Never longer than
         the limit plus a few seconds."""
         begin = time.monotonic()
-        deadline = begin + limit
-        processes, failure = self._engines.processes, Failure()
+        deadline, settled = begin + limit, None
+        processes, failure = self._engines.processes, Failure(cells=dict(self._cells))
         try:
             while running := [rank for rank, call in work.items() if not call.done()]:
                 now = time.monotonic()
                 if processes.dead():
                     deadline = min(deadline, now + LINGER)
-                elif any(map(is_group_error, _errors(work).values())):
-                    deadline = min(deadline, now + GRACE)
+                elif errors := _errors(work):
+                    deadline = min(deadline, now + GRACE) if any(is_group_error(*each[:2]) for each in errors.values()) else deadline
+                    settled = settled or now + SETTLE
+                    if now > settled and all(running_of(processes.stack(rank), self._cells).waits_in for rank in running):
+                        break                                   # for a rank that raised, and will not come
+                    settled = settled if now <= settled else now + SETTLE
                 if now > deadline:
                     break
                 time.sleep(0.01)
@@ -165,6 +183,7 @@ class Ranks:
         failure.after = time.monotonic() - begin
         failure.dead = processes.dead()
         failure.errors = {rank: error for rank, error in _errors(work).items() if rank not in failure.dead}
+        failure.finished = [rank for rank in work if rank not in running and rank not in failure.errors and rank not in failure.dead]
         if not failure.dead:
             failure.stuck = {rank: processes.stack(rank) for rank in running}
         return failure
@@ -174,12 +193,19 @@ class Ranks:
     def _raise(self, failure: Failure) -> None:
         """Report a failure; when the process group cannot be used again, restart the pool first."""
         self._describe(failure)
-        message, each, details = explain(failure)
-        if failure.group_broken:
-            message = self._replace(failure)
-        else:
-            message += "; the pool goes on, its variables are kept"
-        raise RanksFailed(message, each, failure.group_broken, details)
+        report = explain(failure)
+        broken = failure.group_broken and not (failure.disagreed and len(failure.errors) == self.size and self._in_step())
+        message = self._replace(failure) if broken else f"{report.diagnosis}; the pool goes on, its variables are kept"
+        raise RanksFailed(message, report, broken)
+
+    def _in_step(self) -> bool:
+        """Whether all ranks have begun equally many collectives. [Note: after a disagreement]"""
+        calls = [self._engines.client[rank].apply_async(step) for rank in range(self.size)]
+        try:
+            counts = [call.get(timeout=IN_STEP) for call in calls]
+        except Exception:                                       # no answer in time, or an error: not in step
+            return False
+        return all(count == counts[0] for count in counts)
 
     def _describe(self, failure: Failure) -> None:
         """Add what is known only while the pool's files are there."""
@@ -190,7 +216,7 @@ class Ranks:
     def _replace(self, failure: Failure) -> str:
         """Kill what is left of the pool, bring up a fresh one, return the report."""
         self._describe(failure)
-        message = explain(failure)[0]
+        message = str(explain(failure).diagnosis)
         begin = time.monotonic()
         self._engines.close()
         self._engines = None
@@ -213,48 +239,18 @@ def _errors(work: dict[int, AsyncResult]) -> dict[int, tuple[str, str, str]]:
     return found
 
 
-def _helpers(function: Callable) -> dict[str, Callable]:
-    """Functions of the notebook that `function` calls by name, directly or through one another; they travel with it."""
-    main = sys.modules["__main__"].__dict__
-    found: dict[str, Callable] = {}
-    pending = [function]
-    while pending:
-        for name in _names(getattr(pending.pop(), "__code__", None)):
-            value = main.get(name)
-            if isinstance(value, types.FunctionType) and value.__module__ == "__main__" and name not in found:
-                found[name] = value
-                pending.append(value)
-    return found
-
-
-def _awaits(code: str) -> bool:
-    """Whether a cell's text has an await at its top level. What is no plain Python (a magic, a mistake) is not judged here."""
-    try:
-        return bool(compile(code, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT).co_flags & inspect.CO_COROUTINE)
-    except (SyntaxError, ValueError):
-        return False
-
-
-def _names(code: types.CodeType | None) -> set[str]:
-    """The global names a function's code mentions, its comprehensions and inner functions included."""
-    if code is None:
-        return set()
-    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
-    return set(code.co_names).union(*map(_names, inner))
-
-
 _pool: Ranks | None = None
 
 
-def start(ranks: int = 4, *, timeout: float = 15.0, limit: float = 120.0, device: str = "auto") -> Ranks:
+def start(ranks: int = 4, *, timeout: float = TIMEOUT, limit: float = LIMIT, device: str = "auto") -> Ranks:
     """Bring up `ranks` ranks behind `%%px` and print one ready line. Called again with the same values, the pool stays as it is
     (with its variables); with other values it is replaced.
 
     Under `%%px` every rank finds rank, world_size, device, torch, dist and the names of fsdp_ref.
 
     Args:
-        timeout: seconds a collective may wait for the slowest rank.
-        limit: seconds a cell or a call may take.
+        timeout: seconds a collective may wait for the slowest rank. [Note: two limits]
+        limit: seconds a cell or a call may take; `%%px --limit 60` and `lab.run(..., timeout=60)` give one of them more.
         device: auto (GPUs when there is one for each rank, else the CPU), cpu or cuda.
 
     Raises:
@@ -264,7 +260,8 @@ def start(ranks: int = 4, *, timeout: float = 15.0, limit: float = 120.0, device
     if not isinstance(ranks, int) or not 1 <= ranks <= 64:
         raise ConfigError(f"ranks={ranks!r} cannot be started; give a whole number from 1 to 64 (4 is plenty for the lessons)")
     if timeout <= 0 or limit <= 0:
-        raise ConfigError(f"timeout={timeout:g} and limit={limit:g} must both be more than 0 seconds; leave them out for 15 and 120")
+        raise ConfigError(f"timeout={timeout:g} and limit={limit:g} must both be more than 0 seconds; leave them out for {TIMEOUT:g} and "
+                          f"{LIMIT:g}")
     sweep()
     if _pool is not None and _pool.pids and (_pool.size, _pool.timeout, _pool._choice) == (ranks, timeout, device):
         _pool.limit = limit

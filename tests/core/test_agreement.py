@@ -7,9 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fsdp_ref import collectives
 from fsdp_ref.engine import MixedPrecisionPolicy, fully_shard
 from fsdp_ref.errors import ConfigError, RankError, WorldError
-from tests.engine.toys import batch, loss_of, toy
+from tests.engine.toys import Toy, batch, loss_of, toy
 
 CASES = {
     "unit order": "rank 1 has blocks.1 as unit number 1, where rank 0 has blocks.0 as unit number 1",
@@ -94,3 +95,29 @@ def _broken_average(rank, world):
 
 def test_b05_a_backend_whose_avg_is_a_sum_is_refused(ranks):
     assert all(ranks(3, _broken_average))
+
+
+def _seeded(rank, world, case):
+    """Models whose weights differ on rank 1, unless the case says that they may."""
+    torch.manual_seed(0 if case == "same seed" else rank)
+    model = Toy()
+    with collectives.check_calls(case != "not checked"):
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        if case == "loaded since":
+            for param in model.parameters():
+                param.detach().fill_(0.5)
+        try:
+            loss_of(model, batch(0, rank))
+        except ConfigError as error:
+            return str(error)
+    return ""
+
+
+def test_ranks_that_start_from_other_weights_are_told_while_calls_are_checked(ranks):
+    told = ranks(2, _seeded, "other seed")
+    assert told == ["rank 1 starts from other weights of embedding.weight than rank 0; call torch.manual_seed with the same number on "
+                    "every rank before building the model"] * 2
+    for case in ("same seed", "not checked", "loaded since"):
+        assert ranks(2, _seeded, case) == ["", ""], case

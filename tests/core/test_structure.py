@@ -11,7 +11,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
 FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "placements", "ledger",
-              "world", "wire", "collectives")
+              "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint", "pending", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "textfile": ("errors",), "allocator": (), "alignment": (),
@@ -19,11 +19,15 @@ MAY_IMPORT = {
     "perfetto": ("errors", "rows", "textfile"),
     "placements": ("errors",),
     "ledger": ("errors", "rows", "clock", "allocator", "saved", "ledger_file", "textfile", "perfetto"),
-    "meeting": ("errors",),
-    "world": ("errors", "ledger", "meeting"),
+    "words": (), "catalogue": (), "source": (), "diagnosis": ("catalogue", "words"),
+    "witness": ("source",), "farewell": ("errors", "source", "words"), "meeting": ("errors", "words"),
+    "world": ("errors", "ledger", "meeting", "witness", "farewell", "source", "words"),
     "wire": ("errors",),
-    "collectives": ("errors", "ledger", "world", "clock", "wire", "alignment"),
-    "agreement": ("errors", "world", "collectives"),
+    "fingerprint": ("errors", "catalogue", "source", "wire", "words", "world"),
+    "pending": ("ledger", "world", "clock"),
+    "collectives": ("errors", "ledger", "world", "clock", "wire", "fingerprint", "pending", "alignment"),
+    "guard": ("collectives", "diagnosis", "fingerprint", "world"),
+    "agreement": ("errors", "catalogue", "world", "fingerprint", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
     "preemption": ("errors", "collectives"),
     "mesh": ("errors", "placements", "world"), "nested": (), "policies": (), "clipping": (),

@@ -9,8 +9,9 @@ from _thread import interrupt_main
 import psutil
 import pytest
 
+from fsdp_ref.catalogue import Kind
 from fsdp_ref.errors import ConfigError, WorldError
-from fsdp_ref.lab import RanksFailed, start
+from fsdp_ref.lab import RanksFailed, cells, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -58,6 +59,14 @@ def test_cells_keep_variables_and_print_in_rank_order(lab, capsys):
     assert capsys.readouterr().out == f"[rank 0] 1 1 cpu fsdp_ref {lab.backend}\n"
 
 
+def test_b44_lines_of_several_ranks_arrive_whole_and_in_the_same_order_every_time(lab, capsys):
+    seen = []
+    for _ in range(2):
+        lab.execute("for number in range(500):\n    print(f'{number:03d}' + str(rank) * 197)")
+        seen.append(capsys.readouterr().out)
+    assert seen[0] == "".join(f"[rank {rank}] {number:03d}{str(rank) * 197}\n" for rank in (0, 1) for number in range(500)) == seen[1]
+
+
 def test_error_before_any_collective_keeps_the_pool(lab, capsys):
     before = lab.pids
     with pytest.raises(RanksFailed, match="rank 1 raised ValueError: only here") as raised:
@@ -66,6 +75,24 @@ def test_error_before_any_collective_keeps_the_pool(lab, capsys):
     assert capsys.readouterr().out == "[rank 0] seen 0\n[rank 1] seen 1\n"
     lab.execute("assert flag == 1")
     assert lab.pids == before
+
+
+def test_a_disagreement_keeps_the_pool_while_the_ranks_are_in_step(lab):
+    before = lab.pids
+    lab.execute("kept = torch.full((2,), rank + 1.0)\nother = kept.clone()")
+    with pytest.raises(RanksFailed, match="the ranks disagree about .*the pool goes on, its variables are kept") as raised:
+        lab.execute("for t in (kept, other)[:: 1 - 2 * rank]:\n    dist.all_reduce(t)")
+    assert raised.value.diagnosis.kind is Kind.ORDER and not raised.value.restarted
+    lab.execute("dist.all_reduce(kept)\nassert kept.tolist() == [3.0, 3.0], kept")
+    assert lab.pids == before
+
+
+def test_a_disagreement_of_ranks_out_of_step_restarts_it(lab):
+    before = lab.pids
+    with pytest.raises(RanksFailed, match="the ranks disagree about .*pool was restarted"):
+        lab.execute("from fsdp_ref import collectives\ncollectives._sequence['another group'] += rank\n"
+                    "dist.all_reduce(torch.ones(2 + rank))")
+    assert not set(before) & set(lab.pids)
 
 
 def test_rank_that_exits_is_reported_and_the_pool_heals(lab):
@@ -83,7 +110,8 @@ def test_kill_on_purpose_then_heal(lab, capsys):
     victim = lab.pids[0]
     lab.kill(0)
     lab.heal()
-    assert f"rank 0 (pid {victim}) died with signal 9 (SIGKILL); the pool was restarted" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"rank 0 (pid {victim}) died with signal 9 (SIGKILL)" in told and "the pool was restarted" in told
     lab.heal()
     assert capsys.readouterr().out == "all 2 ranks are well\n"
 
@@ -148,6 +176,5 @@ def test_stopped_pool_says_so(lab):
 
 
 def test_top_level_await_is_refused_before_it_runs():
-    from fsdp_ref.lab import ranks as module
-    assert module._awaits("import asyncio\nawait asyncio.sleep(0)")
-    assert not any(map(module._awaits, ("async def f():\n    await g()\n", "%matplotlib inline", "x = (")))
+    assert cells.awaits("import asyncio\nawait asyncio.sleep(0)")
+    assert not any(map(cells.awaits, ("async def f():\n    await g()\n", "%matplotlib inline", "x = (")))

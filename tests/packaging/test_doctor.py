@@ -115,7 +115,15 @@ def test_check_that_breaks_hides_no_other(monkeypatch):
 def test_self_test_reads_wrong_numbers_as_a_block(monkeypatch):
     monkeypatch.setattr(doctor, "run_self_test", lambda: ([("all-reduce (mean)", False, 0.001), ("all-gather", True, 0.001)], ""))
     found = doctor.check_self_test()
-    assert [finding.level for finding in found] == [Level.FAIL, Level.OK] and "all-reduce (mean)" in found[0].text
+    assert [finding.level for finding in found] == [Level.FAIL, Level.OK] and "all-reduce (mean): AVG is no average" in found[0].text
+
+
+def test_self_test_says_what_is_slow_and_what_checking_costs(monkeypatch):
+    times = [("all-gather", True, 0.9), ("small all-reduce", True, 0.001), (selftest.CHECKED, True, 0.0015)]
+    monkeypatch.setattr(doctor, "run_self_test", lambda: (times, ""))
+    found = doctor.check_self_test()
+    assert found[0].level is Level.WARN and "slow" in found[0].text and found[0].fix
+    assert found[-1].subject == "check_calls" and "adds 0.50 ms to a collective (1.00 -> 1.50 ms)" in found[-1].text
 
 
 def _self_test(rank, world):
@@ -123,10 +131,15 @@ def _self_test(rank, world):
     return selftest.collectives_under_test(worlds.current())
 
 
+NAMES = ["all-gather", *(f"{operation} ({name})" for name in ("sum", "mean") for operation in ("reduce-scatter", "all-reduce")),
+         *(f"{operation} ({name}, the library's own)" for name in ("sum", "mean", "largest", "smallest", "product")
+           for operation in ("reduce-scatter", "all-reduce")),
+         "broadcast", "exchange of facts", "small all-reduce", "small all-reduce, calls compared"]
+
+
 def test_collectives_give_the_right_numbers(ranks):
     for results in ranks(2, _self_test):
-        assert [name for name, _, _ in results] == ["all-gather", "reduce-scatter (sum)", "all-reduce (sum)", "reduce-scatter (mean)",
-                                                    "all-reduce (mean)"]
+        assert [name for name, _, _ in results] == NAMES
         assert all(right for _, right, _ in results)
 
 
@@ -136,7 +149,9 @@ def _mean_is_a_sum(rank, world):
     scatter = "reduce_scatter_single" if hasattr(torch.distributed, "reduce_scatter_single") else "reduce_scatter_tensor"
     real = {name: getattr(torch.distributed, name) for name in ("all_reduce", scatter)}
     for name, call in real.items():
-        only_adds = lambda *tensors, op=None, call=call, **rest: call(*tensors, op=torch.distributed.ReduceOp.SUM, **rest)  # noqa: E731
+        def only_adds(*tensors, op=None, call=call, **rest):
+            return call(*tensors, op=torch.distributed.ReduceOp.SUM if op == torch.distributed.ReduceOp.AVG else op, **rest)
+
         setattr(torch.distributed, name, only_adds)
     try:
         return selftest.collectives_under_test(worlds.current())
@@ -147,14 +162,14 @@ def _mean_is_a_sum(rank, world):
 
 def test_mean_that_is_a_sum_is_noticed(ranks):
     for results in ranks(2, _mean_is_a_sum):
-        assert [name for name, right, _ in results if not right] == ["reduce-scatter (mean)", "all-reduce (mean)"]
+        assert [name for name, right, _ in results if not right] == [name for name in NAMES if "mean" in name]
 
 
 @pytest.mark.slow
 def test_self_test_in_processes_of_its_own():
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     results, problem = selftest.run_self_test(limit=120)
-    assert problem == "" and len(results) == 5 and all(right for _, right, _ in results)
+    assert problem == "" and len(results) == len(NAMES) and all(right for _, right, _ in results)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
 
 

@@ -146,7 +146,7 @@ def failure(exitcode, message="", timestamp=5):
     ({0: failure(3, "rank 1 died", 1), 1: failure(75, "a signal asked; step 3 is saved")}, "a signal asked; step 3 is saved", 75),
     ({1: failure(-15), 0: failure(3, "late", 9)}, "rank 1 was stopped by SIGTERM before it could listen; ", 75),
     ({0: failure(-11)}, "rank 0 was killed by SIGSEGV; ", 3),
-    ({0: failure(3, "rank 2 never arrived"), 1: failure(3, "late", 9)}, "rank 0 stopped with exit code 3: rank 2 never arrived", 3),
+    ({0: failure(3, "rank 2 never arrived at x; every rank must"), 1: failure(3, "late", 9)}, "rank 2 never arrived at x; ", 3),
     ({2: failure(4, "step-7 is damaged; x"), 1: failure(4, "y", 9)}, "rank 2 stopped with exit code 4: step-7 is damaged; x", 4),
     ({3: failure(1)}, "rank 3 stopped with exit code 1: it left no message; look at its output above", 1)])
 def test_the_first_cause_is_told_in_one_line(tmp_path, failures, line, code):
