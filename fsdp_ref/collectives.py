@@ -38,6 +38,7 @@ _ALL_GATHER = "all_gather_single" if hasattr(dist, "all_gather_single") else "al
 _REDUCE_SCATTER = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
 _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTER, "all_reduce")}
 
+CONTROL = Label(phase="control")
 BARRIERS = 3                                 # that align the clocks of a recording; the narrowest counts
 
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
@@ -114,7 +115,7 @@ def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, sour
            tensor, (tensor,), group, label, None, "broadcast").wait()
 
 
-def gather_json(value: object, group: dist.ProcessGroup | None = None, label: Label = Label(phase="control")) -> list:
+def gather_json(value: object, group: dist.ProcessGroup | None = None, label: Label = CONTROL) -> list:
     """Every rank's `value` (anything `json.dumps` takes), in rank order, on every rank. For small facts: votes, digests, ledgers."""
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return [json.loads(json.dumps(value))]
@@ -140,7 +141,7 @@ def _gather_small(output: torch.Tensor, mine: torch.Tensor, group: dist.ProcessG
            output, (mine,), group, label, None).wait()
 
 
-def barrier(group: dist.ProcessGroup | None = None, label: Label = Label(phase="control")) -> None:
+def barrier(group: dist.ProcessGroup | None = None, label: Label = CONTROL) -> None:
     """Return when every rank has come here. Raises RankError naming the missing rank when the time limit is over."""
     gather_json(0, group, label)
 
