@@ -119,7 +119,7 @@ class Commit:
         tensors = {label: local.slice(box) for label, (local, box) in mine.items()}
         nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with ledger.span(Lane.CHECKPOINT, "write", unit=name, phase="checkpoint", nbytes=nbytes):
-            safetensors_file.stream(out, tensors, shard_metadata(mine, self.step, self.rank, self.world_size))
+            return safetensors_file.stream(out, tensors, shard_metadata(mine, self.step, self.rank, self.world_size))
 
     def commit(self, written: list[dict]) -> None:
         """Stage 3, rank 0: manifest, flush, rename, flush. A flush that fails after the rename takes the rename back."""
