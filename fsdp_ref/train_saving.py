@@ -1,7 +1,7 @@
 """When a training run saves, and what its saves cost.
 
 With `--save-every N` every N steps. With `--save-every auto` the first save comes after a few steps, to learn what one costs; from then
-on the interval is the one that wastes least at the failure rate `--mtbf` (checkpoint/interval.py). The ranks measure each for itself and
+on the interval is the one that wastes least at the failure rate `--mtbf` (interval.py). The ranks measure each for itself and
 agree on the slowest, so that all save after the same step. This module must never let two ranks decide differently, nor write a step
 twice.
 """

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fsdp_ref import collectives, preemption, train_loop, train_run, world
-from fsdp_ref.checkpoint import files, interval
+from fsdp_ref import collectives, interval, preemption, train_loop, train_run, world
+from fsdp_ref.checkpoint import files
 from fsdp_ref.errors import ConfigError, Preempted
 from fsdp_ref.train_saving import Saver
 
