@@ -177,7 +177,7 @@ def counts() -> dict[str, int]:
 
 
 def check_direct(operation: str, name: str, message: torch.Tensor, detail: str, group: dist.ProcessGroup) -> None:
-    """Compare a call that does not come through this door (lab/guard.py); returns when all ranks of `group` are about to make it.
+    """Compare a call that does not come through this door (guard.py); returns when all ranks of `group` are about to make it.
 
     Raises:
         RankError: a rank makes another call, or never came.

@@ -12,7 +12,6 @@ checks options, calls storage.py and prints. It must never be called by a test t
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 from ..errors import ConfigError
 from ..train_options import Parser
-from . import engine, processes, storage
+from . import engine, processes, storage, table
 
 # Ratios of times, and what each should at most be: of, to, limit. A save at 0.8 of the disk's speed takes 1.25 of its time.
 RATIOS = {"save": (("save", "dcp", 1.0), ("save", "plain", 1 / 0.8), ("dcp", "plain", None)),
@@ -50,11 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         result = measure(args, nbytes, folder)
     print(text(result))
     if args.json:
-        try:
-            args.json.write_text(json.dumps(result, indent=2), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write --json {args.json} ({error.strerror}); choose another file") from error
-        print(f"\nfigures written to {args.json}")
+        table.write_json(result, args.json)
     return 0
 
 

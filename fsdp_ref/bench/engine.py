@@ -11,7 +11,6 @@ This module checks options, calls the three and prints. It must never be called 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 from pathlib import Path
@@ -42,11 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     result = measure(args)
     print(table.text(result))
     if args.json:
-        try:
-            args.json.write_text(json.dumps(result, indent=2), encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"cannot write --json {args.json} ({error.strerror}); choose another file") from error
-        print(f"\nfigures written to {args.json}")
+        table.write_json(result, args.json)
     return 0
 
 

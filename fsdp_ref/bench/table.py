@@ -5,9 +5,12 @@ This module must never compute a figure: it rounds and aligns.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from ..errors import ConfigError
 from .contenders import NAMES, Shape
 
 WIDTH = 58
@@ -96,3 +99,12 @@ def _count(number: int, what: str) -> str:
 
 def _at_most(value: float, target: float | None) -> str:
     return "" if target is None else f"<= {target:.2f} {'met' if value <= target else 'missed'}"
+
+
+def write_json(result: dict[str, Any], path: Path) -> None:
+    """Write the raw figures, and say where. Raises ConfigError when the file cannot be written."""
+    try:
+        path.write_text(json.dumps(result, indent=2), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write --json {path} ({error.strerror}); choose another file") from error
+    print(f"\nfigures written to {path}")
