@@ -13,10 +13,11 @@ Nothing else in the package imports the lab. It must never run a collective in t
 from .code import changed, read
 from .command import Training
 from .predict import predict
+from .quiz import ask
 from .ranks import Ranks, start
 from .report import RanksFailed
 
-__all__ = ["Ranks", "RanksFailed", "Training", "changed", "check", "predict", "read", "start"]
+__all__ = ["Ranks", "RanksFailed", "Training", "ask", "changed", "check", "predict", "read", "start"]
 
 
 def check(name, function=None, *, seed=None):

@@ -39,7 +39,8 @@ MAY_IMPORT = {
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
     "viz": ("errors", "rows", "ledger"), "live": ("errors", "rows", "ledger", "textfile"),
-    "interval": ("errors",),
+    "interval": ("errors",), "progress": ("errors", "textfile"),
+    "quizzes": ("errors", "rows", "placements", "interval", "plan"),
     "plan": (*FOUNDATION, "interval", "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
 }
