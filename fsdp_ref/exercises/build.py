@@ -34,10 +34,10 @@ def files(source: Source, checks: list[Graded], parts: tuple[str, ...] = PARTS) 
 
 def checks_of(source: Source) -> list[Graded]:
     """The exercise's properties with their points, in the order of its report."""
-    from ..lab.checks import EXERCISES
-    if source.id not in EXERCISES:
+    from ..lab.checks import IDS, exercise
+    if source.id not in IDS:
         raise ConfigError(f"{source.id}.py is the source of no exercise that fsdp_ref.lab.checks knows; rename it or add the check")
-    return [Graded(name, points) for name, points in EXERCISES[source.id].points.items()]
+    return [Graded(name, points) for name, points in exercise(source.id).points.items()]
 
 
 def write(folder: Path, out: Path, parts: tuple[str, ...] = PARTS, only: tuple[str, ...] = ()) -> list[Path]:

@@ -56,8 +56,7 @@ def build(args) -> int:
     from . import build as builds
     folder = args.src or ROOT / "exercises" / "src"
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is no folder; the exercises' sources come with a checkout, not with the package: name their folder with "
-                          "--src")
+        raise ConfigError(f"{folder} is no folder; the sources come with a checkout, not with the package: name theirs with --src")
     for path in builds.write(folder, args.out, tuple(args.part), tuple(args.only)):
         print(path)
     return 0
@@ -66,8 +65,9 @@ def build(args) -> int:
 def check(args) -> int:
     """Print the report of each file; 1 when one has less than full marks."""
     from .grade import grade_file
-    from .judging import functions, judge, points
-    rows = [row for path in args.files for row in grade_file(path, judge, functions(), points())]
+    from .judging import grader
+    graders = grader()
+    rows = [row for path in args.files for row in grade_file(path, graders)]
     if args.json:
         print(json.dumps([{**row.cells(), "report": json.loads(row.report.to_json()) if row.report else None} for row in rows], indent=2))
     else:
@@ -80,12 +80,12 @@ def grade(args) -> int:
     """Write the CSVs and print the counted diagnoses."""
     from ..viz.table import as_text
     from .grade import Row, count_diagnoses, grade_folder, write_diagnoses, write_scores
-    from .judging import functions, judge, points
+    from .judging import grader
 
     def tell(row: Row) -> None:
         print(f"{row.student}  {row.exercise or '?'}  {row.error or f'{row.score:g} of {row.points:g}'}", file=sys.stderr, flush=True)
 
-    rows = grade_folder(args.folder, judge, functions(args.only), points(), tell)
+    rows = grade_folder(args.folder, grader(), tell, args.only)
     scores = write_scores(rows, args.csv)
     diagnoses = write_diagnoses(rows, args.csv.with_name(f"{args.csv.stem}_diagnoses{args.csv.suffix}"))
     print(f"{len(rows)} answers of {len({row.student for row in rows})} students in {scores}; the diagnoses counted in {diagnoses}")

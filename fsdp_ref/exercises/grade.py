@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ConfigError, FsdpRefError
+from .judging import Grader, kind
 from .submission import Submission, SubmissionError, defines, read, text_for
 
-COLUMNS = ("student", "exercise", "score", "points", "properties", "diagnosis", "error", "file")
+COLUMNS = ("student", "exercise", "score", "points", "properties", "diagnosis", "notes", "error", "file")
 FORMULA = ("=", "+", "-", "@", "\t", "\r")              # how a cell begins that a spreadsheet would run
 
 
@@ -34,6 +35,7 @@ class Row:
     diagnosis: str = ""
     kind: str = ""
     error: str = ""
+    notes: str = ""
     properties: dict[str, bool] = field(default_factory=dict)
     report: object = None
 
@@ -41,28 +43,21 @@ class Row:
         """As a row of the CSV."""
         marks = "; ".join(f"{name} {'yes' if passed else 'no'}" for name, passed in self.properties.items())
         row = {"student": self.student, "exercise": self.exercise, "score": f"{self.score:g}", "points": f"{self.points:g}",
-               "properties": marks, "diagnosis": self.diagnosis, "error": self.error, "file": self.file}
+               "properties": marks, "diagnosis": self.diagnosis, "notes": self.notes, "error": self.error, "file": self.file}
         return {name: _safe(str(value)) for name, value in row.items()}
 
 
-def grade_file(path: Path, judge: Callable, functions: dict[str, str], points: dict[str, float], student: str = "",
-               shown: str = "") -> list[Row]:
-    """The rows of one file: one for each exercise it answers, or one with an error.
-
-    Args:
-        judge: `(exercise, text) -> Report`.
-        functions: exercise -> name of the function that is graded.
-        points: exercise -> what full marks are.
-    """
+def grade_file(path: Path, grader: Grader, student: str = "", shown: str = "", only: Collection[str] = ()) -> list[Row]:
+    """The rows of one file: one for each exercise it answers (with `only`: each of these), or one with an error."""
     shown = shown or path.name
     try:
         submission = read(path)
-        answered = answers(submission, functions)
+        answered = answers(submission, grader.functions)
     except FsdpRefError as error:
-        guess = path.stem if path.stem in functions else ""
-        return [Row(student, guess, shown, points=points.get(guess, 0), error=str(error))]
-    return [_row(submission, exercise, judge, functions[exercise], Row(student, exercise, shown, points=points[exercise]))
-            for exercise in answered]
+        guess = path.stem if path.stem in grader.functions else ""
+        return [Row(student, guess, shown, points=grader.points.get(guess, 0), error=str(error))]
+    return [_row(submission, grader, Row(student, exercise, shown, points=grader.points[exercise]))
+            for exercise in answered if not only or exercise in only]
 
 
 def answers(submission: Submission, functions: dict[str, str]) -> list[str]:
@@ -83,9 +78,9 @@ def answers(submission: Submission, functions: dict[str, str]) -> list[str]:
     return found
 
 
-def _row(submission: Submission, exercise: str, judge: Callable, function: str, row: Row) -> Row:
+def _row(submission: Submission, grader: Grader, row: Row) -> Row:
     try:
-        report = judge(exercise, text_for(submission, function))
+        report = grader.judge(row.exercise, text_for(submission, grader.functions[row.exercise]))
     except FsdpRefError as error:
         row.error = str(error)
         return row
@@ -93,8 +88,8 @@ def _row(submission: Submission, exercise: str, judge: Callable, function: str, 
         row.error = f"grading failed with {type(error).__name__}: {error}"
         return row
     row.score, row.points, row.report = report.score, report.points, report
-    row.diagnosis, row.kind = report.diagnosis, report.kind
-    row.properties = {name: verdict.passed for name, verdict in report.verdicts.items()}
+    row.diagnosis, row.kind, row.notes = report.diagnosis, kind(report), "; ".join(report.notes)
+    row.properties = {name: report.earned(name) for name in report.verdicts}
     return row
 
 
@@ -110,20 +105,21 @@ def files(folder: Path) -> Iterator[tuple[str, Path]]:
                 yield (below.parts[0] if len(below.parts) > 1 else path.stem), path
 
 
-def grade_folder(folder: Path, judge: Callable, functions: dict[str, str], points: dict[str, float],
-                 told: Callable[[Row], None] = lambda row: None) -> list[Row]:
+def grade_folder(folder: Path, grader: Grader, told: Callable[[Row], None] = lambda row: None, only: Collection[str] = ()) -> list[Row]:
     """Every row of a folder of submissions; `told` hears of each as it comes.
 
     Raises:
-        ConfigError: the folder holds no submission at all.
+        ConfigError: the folder holds no submission at all, or `only` names an exercise that does not exist.
     """
+    if unknown := sorted(set(only) - set(grader.functions)):
+        raise ConfigError(f"there is no exercise {', '.join(unknown)}; choose from {', '.join(grader.functions)}")
     rows: list[Row] = []
     for student, path in files(folder):
-        for row in grade_file(path, judge, functions, points, student, str(path.relative_to(folder))):
+        for row in grade_file(path, grader, student, str(path.relative_to(folder)), only):
             rows.append(row)
             told(row)
     if not rows:
-        raise ConfigError(f"{folder} holds no notebook and no Python file; give the folder that holds a folder or a file for each student")
+        raise ConfigError(f"{folder} holds no submission; give the folder that holds a folder or a file for each student")
     return _without_doubles(rows)
 
 
