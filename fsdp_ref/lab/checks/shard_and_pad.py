@@ -19,7 +19,8 @@ def cases(seed: int) -> Iterator[Case]:
     """Rows that do not divide, an empty shard, fewer rows than ranks, one dimension, other dtypes; drawn shapes."""
     draw = random.Random(seed)
     make = torch.Generator().manual_seed(seed)
-    shapes = [(4, (10, 6), torch.float32), (4, (5, 8), torch.float32), (2, (8, 5), torch.float32), (3, (draw.randint(13, 23), 7), torch.float32),
+    shapes = [(4, (10, 6), torch.float32), (4, (5, 8), torch.float32), (2, (8, 5), torch.float32),
+              (3, (draw.randint(13, 23), 7), torch.float32),
               (4, (draw.choice((2, 3)), 4, 9), torch.bfloat16), (3, (draw.randint(34, 50),), torch.float64)]
     for world, shape, dtype in shapes:
         weight = (torch.rand(*shape, generator=make) + 0.5).to(dtype)
@@ -40,7 +41,7 @@ def judge(case: Case, evidence: Evidence) -> list[Verdict]:
     weight, world = case.known["weight"], case.world
     for rank, told in enumerate(evidence.values("returned")):
         if told:
-            return [fails("values", f"rank {rank} returned {told}; return two things: the shard (a tensor) and the function unshard", rank=rank)]
+            return [fails("values", f"rank {rank} returned {told}; return two things: the shard and the function unshard", rank=rank)]
     values = _shards(weight, evidence) or _wholes(weight, evidence)
     if values is not None:
         return [values]
@@ -61,7 +62,8 @@ def _shards(weight: torch.Tensor, evidence: Evidence) -> Verdict | None:
         if not isinstance(shard, torch.Tensor) or shard.shape != right.shape:
             words = _misshapen(weight, shards, expected, rank)
         elif (words := _padding(weight, shard, right, rank, world)) == "":
-            mistakes = {"cut as evenly as it goes; FSDP gives ceil(rows / N) rows to each rank as long as there are any": _even(weight, world, rank),
+            mistakes = {"cut as evenly as it goes; FSDP gives ceil(rows / N) rows to each rank as long as there are any":
+                        _even(weight, world, rank),
                         "dealt out like cards, every N-th row; a rank's rows are neighbours": _filled(weight[rank::world], right)}
             wrong = difference(shard, right, what=f"rank {rank}'s shard", unlike=mistakes)
             words = wrong.words if wrong else ""
@@ -90,7 +92,8 @@ def _padding(weight: torch.Tensor, shard: torch.Tensor, right: torch.Tensor, ran
     """Words when the rows are right and what follows them is not zero."""
     real = max(0, min(len(right), len(weight) - rank * len(right)))
     if shard.dtype == right.dtype and torch.equal(shard[:real], right[:real]) and bool((shard[real:] != 0).any()):
-        return f"rank {rank}'s {len(right) - real} rows of padding are wrong: the padding is not zero, and a norm or an optimizer would count it"
+        return (f"rank {rank}'s {len(right) - real} rows of padding are wrong: the padding is not zero, and a norm or an optimizer would "
+                "count it")
     return ""
 
 
@@ -114,7 +117,8 @@ def _wholes(weight: torch.Tensor, evidence: Evidence) -> Verdict | None:
             what = f"on rank {rank}, unshard() number {number + 1}"
             found = wholes[number]
             if len(padded) > len(weight) and isinstance(found, torch.Tensor) and found.shape == padded.shape:
-                return fails("values", f"{what} still has its padding: {len(padded)} rows instead of {len(weight)}", rank=rank, step=number + 1)
+                return fails("values", f"{what} still has its padding: {len(padded)} rows instead of {len(weight)}", rank=rank,
+                             step=number + 1)
             if wrong := difference(found, weight, what=what):
                 return fails("values", wrong.words, rank=rank, step=number + 1)
     return None
@@ -141,8 +145,8 @@ def _lifetime(evidence: Evidence, size: int) -> Verdict:
     for rank, alive in enumerate(evidence.values("alive")):
         for number, later in enumerate(alive[1:], 1):
             if later > max(alive[0], size) + ROOM:
-                return fails("lifetime", f"{later - alive[0]} bytes of the whole weight are still alive after nobody holds it; return it and keep "
-                             "no other reference", rank=rank, step=number)
+                return fails("lifetime", f"{later - alive[0]} bytes of the whole weight are still alive after nobody holds it; return it "
+                             "and keep no other reference", rank=rank, step=number)
     return passes("lifetime", "a whole weight is gone when nobody holds it")
 
 
@@ -152,7 +156,7 @@ def _order(evidence: Evidence) -> Verdict:
             calls = [event for event in evidence.of(rank, step=step) if event.kind != "barrier"]
             if len(calls) != most:
                 when = f"in {step.replace(' ', '() number ')}" if step else "while it cuts"
-                return fails("order", f"rank {rank} calls {len(calls)} collectives {when}, and {most} is right", rank=rank, step=step or None)
+                return fails("order", f"rank {rank} calls {len(calls)} collectives {when}; {most} is right", rank=rank, step=step or None)
     return passes("order", "one collective in each unshard(), none before")
 
 
@@ -188,13 +192,13 @@ def _drawn(weight: torch.Tensor, world: int, actual: list[list[str]]) -> dict:
 
 EXERCISE = Exercise(
     id="shard_and_pad", notebook="06", title="Shard, pad, and put together again",
-    task="Cut a weight by rows, ceil(rows / N) to a rank, and fill a shard that is too short up with rows of zeros. Return the shard, and a "
-         "function unshard() that gathers the whole weight in its true shape. The whole weight is thrown away in between.",
+    task="Cut a weight by rows, ceil(rows / N) to a rank, and fill a shard that is too short up with rows of zeros. Return the shard, and "
+         "a function unshard() that gathers the whole weight in its true shape. The whole weight is thrown away in between.",
     signature="def shard_and_pad(weight, rank, world):",
     points={"values": 3, "sharding": 2, "lifetime": 1, "order": 1, "bytes": 2, "no hang": 1},
     hints=("Write down by hand who gets which rows when 5 rows go to 4 ranks. Which rank has nothing but padding?",
-           "Make a tensor of zeros with ceil(rows / N) rows, and copy your rows into its beginning. unshard() gathers all shards, one after the "
-           "other, and cuts the padding off the end.",
+           "Make a tensor of zeros with ceil(rows / N) rows, and copy your rows into its beginning. unshard() gathers all shards, one "
+           "after the other, and cuts the padding off the end.",
            "each = -(-rows // world); your rows are weight[rank * each:(rank + 1) * each], which may be none. In unshard: "
            "dist.all_gather_into_tensor into a tensor with room for world * each rows, of which you return the first `rows`."),
     cases=cases, judge=judge)

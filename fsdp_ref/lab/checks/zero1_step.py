@@ -150,8 +150,9 @@ EXERCISE = Exercise(
     signature="def zero1_step(flat, grad, state, rank, world, lr):",
     points={"values": 2, "sharding": 3, "lifetime": 1, "order": 1, "bytes": 2, "no hang": 1},
     hints=("Which elements of the mean gradient does rank r need to update slice r, and which collective hands out just these?",
-           "Three lines of work: a reduce-scatter gives you the mean gradient of your slice, momentum_step updates a copy of your slice, an "
-           "all-gather puts everybody's slices into flat.",
-           "With n = flat.numel() // world your slice is flat[rank * n:(rank + 1) * n]. dist.reduce_scatter_tensor with op=dist.ReduceOp.AVG "
-           "fills a tensor of n elements from the whole gradient; dist.all_gather_into_tensor can write into flat itself."),
+           "Three lines of work: a reduce-scatter gives you the mean gradient of your slice, momentum_step updates a copy of your slice, "
+           "an all-gather puts everybody's slices into flat.",
+           "With n = flat.numel() // world your slice is flat[rank * n:(rank + 1) * n]. dist.reduce_scatter_tensor with "
+           "op=dist.ReduceOp.AVG fills a tensor of n elements from the whole gradient; dist.all_gather_into_tensor can write into flat "
+           "itself."),
     cases=cases, judge=judge)

@@ -51,14 +51,13 @@ def _values(case: Case, evidence: Evidence) -> Verdict:
     for rank, (slices, name) in enumerate(zip(evidence.values("slices"), evidence.values("type"), strict=True)):
         if not isinstance(slices, list) or len(slices) != LAYERS:
             what = f"{len(slices)} tensors" if isinstance(slices, list) else f"a {name}"
-            return fails("values", f"rank {rank} returned {what}; return a list with one slice for each of the {LAYERS} parameters", rank=rank)
+            return fails("values", f"rank {rank} returned {what}; return a list with one slice for each of {LAYERS} parameters", rank=rank)
         expected = [layer.mean(0).chunk(world)[rank] for layer in layers]
         if not _same(slices, expected) and _same(slices, expected[::-1]):
-            return fails("values", f"rank {rank}'s slices are right, but in the order of backward; return them in the order of params", rank=rank)
+            return fails("values", f"rank {rank}'s slices are right, but in the order of backward; it must be that of params", rank=rank)
         for number, (layer, found) in enumerate(zip(layers, slices, strict=True)):
-            shifted = {"another rank's slice of the mean gradient": layer.mean(0).chunk(world)[other] for other in range(world) if other != rank}
-            for other in range(world):
-                shifted.setdefault(f"another rank's slice of the mean gradient (rank {other}'s)", layer.mean(0).chunk(world)[other])
+            shifted = {f"another rank's slice of the mean gradient (rank {other}'s)": layer.mean(0).chunk(world)[other]
+                       for other in range(world)}
             unlike = {"this rank's own: the gradient was never reduced": layer[rank].chunk(world)[rank], **shifted}
             what = f"the slice of parameter {number}"
             wrong = difference(found, expected[number], what=what, tolerance=_tolerance(layer), unlike=unlike, world=world)
@@ -118,7 +117,7 @@ def _order(case: Case, evidence: Evidence) -> Verdict:
     for rank in range(case.world):
         found = [event.numel for event in evidence.of(rank) if event.kind != "barrier"]
         if len(found) == LAYERS and found != expected:
-            return fails("order", "the gradients are not reduced from the last layer to the first; reduce each as soon as backward has made it",
+            return fails("order", "the gradients are not reduced from the last layer to the first; reduce each as soon as it is made",
                          rank=rank, expected=[list(map(str, expected))] * case.world, actual=[list(map(str, found))] * case.world,
                          pictured="elements of each reduction, in order")
         if len(found) > LAYERS:
@@ -137,8 +136,8 @@ def _bytes(evidence: Evidence, sizes: list[int]) -> Verdict:
 
 EXERCISE = Exercise(
     id="zero2_backward", notebook="05", title="Backward under ZeRO-2",
-    task="Run backward so that each whole gradient becomes slices of the mean, and is freed, before backward comes to the next layer. Return "
-         "this rank's slices as flat tensors, in the order of params; afterwards every p.grad is None.",
+    task="Run backward so that each whole gradient becomes slices of the mean, and is freed, before backward comes to the next layer. "
+         "Return this rank's slices as flat tensors, in the order of params; afterwards every p.grad is None.",
     signature="def zero2_backward(loss, params, rank, world):",
     points={"values": 2, "sharding": 2, "lifetime": 2, "order": 1, "bytes": 2, "no hang": 1},
     hints=("When is the gradient of the last layer complete, and how much of backward is still to come then?",

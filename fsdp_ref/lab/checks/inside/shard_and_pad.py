@@ -14,7 +14,8 @@ def run(function, case, rank):
         return {"returned": _told(pair)}
     shard, unshard = pair
     del pair
-    found = {"returned": "", "alive": [meter.live()], "storage": shard.untyped_storage().nbytes(), "shard": shard.detach().clone(), "wholes": []}
+    found = {"returned": "", "alive": [meter.live()], "storage": shard.untyped_storage().nbytes(), "shard": shard.detach().clone(),
+             "wholes": []}
     for number in (1, 2):
         rank.mark(f"unshard {number}")
         with meter:
