@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "fingerprint": ("errors", "catalogue", "source", "wire", "words", "world"),
     "pending": ("ledger", "world", "clock"),
     "collectives": ("errors", "ledger", "world", "clock", "wire", "fingerprint", "pending", "alignment"),
+    "point_to_point": ("errors", "ledger", "world", "wire", "pending", "collectives"),
     "guard": ("collectives", "diagnosis", "fingerprint", "world"),
     "agreement": ("errors", "catalogue", "world", "fingerprint", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
