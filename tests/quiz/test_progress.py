@@ -124,6 +124,22 @@ def test_the_command(capsys):
                                                                 "full": 0}
 
 
+def test_a_check_notes_its_score(monkeypatch):
+    from types import SimpleNamespace
+
+    from fsdp_ref import lab
+    from fsdp_ref.lab import checks
+    monkeypatch.setattr(checks, "check", lambda name, function, seed: SimpleNamespace(score=3, points=4))
+    assert lab.check("zero1_step").score == 3 and not progress.load().exercises, "the card is no try"
+    assert lab.check("zero1_step", len).score == 3
+    assert progress.load().exercises == {"zero1_step": {"score": 3.0, "points": 4.0, "tries": 1}}
+
+
+def test_every_exercise_has_its_place_in_the_report():
+    from fsdp_ref.lab.checks import IDS
+    assert set(IDS) <= {name for names in progress_command.EXERCISES.values() for name in names}
+
+
 def test_what_comes_next_after_everything():
     for name in bank.names():
         for question in bank.quiz(name).questions:
