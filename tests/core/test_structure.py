@@ -41,6 +41,7 @@ MAY_IMPORT = {
     "checkpoint": (*FOUNDATION, "engine"),
     "viz": ("errors", "rows", "ledger"), "live": ("errors", "rows", "ledger", "textfile"),
     "interval": ("errors",), "progress": ("errors", "textfile"),
+    "certificate": ("errors", "textfile", "train_options"),
     "quizzes": ("errors", "rows", "placements", "interval", "plan"),
     "plan": (*FOUNDATION, "interval", "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
