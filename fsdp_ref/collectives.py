@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -41,6 +42,7 @@ _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTE
 CONTROL = Label(phase="control")
 BARRIERS = 3                                 # that align the clocks of a recording; the narrowest counts
 
+_leaders: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
 _carrier: Carrier | None = None             # who carries messages instead of a network (plan/simulator.py)
@@ -206,8 +208,11 @@ def _somebody_watches() -> bool:
     """Whether torch's collectives are being counted or have been replaced. [Note: two routes]"""
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
-    now = {name: getattr(dist, name) for name in _ORIGINALS}
-    return any((fn.__wrapped__ if hasattr(fn, "fsdp_ref_guards") else fn) is not _ORIGINALS[name] for name, fn in now.items())
+    for name, original in _ORIGINALS.items():
+        now = getattr(dist, name)
+        if now is not original and (not hasattr(now, "fsdp_ref_guards") or now.__wrapped__ is not original):
+            return True
+    return False
 
 
 def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int], None] | None, message: torch.Tensor,
@@ -217,8 +222,7 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
     nbytes = message.numel() * message.element_size()
-    leader = min(dist.get_process_group_ranks(group))
-    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, leader)
+    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, _leader(group))
     other = lane is Lane.OTHER
     operation = detail or "exchange of facts" if other else str(lane)
     what = f"{operation} of {label.unit or 'the whole world'} ({label.phase})"
@@ -242,6 +246,13 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
         raise world.explain_failure(error, what, sequence) from error
     done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
     return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
+
+
+def _leader(group: dist.ProcessGroup) -> int:
+    """The lowest rank of a group, looked for once."""
+    if group not in _leaders:
+        _leaders[group] = min(dist.get_process_group_ranks(group))
+    return _leaders[group]
 
 
 def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:
