@@ -366,4 +366,4 @@ read("engine/gradients.py", "at_the_step")
 # - So far P divided by N. [06](06_flatten_shard_pad.ipynb) cuts what does not divide.
 #
 # **Papers:** Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, section 5 (the three stages) and
-# section 7 (their traffic); Xu et al., *Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training*, sections 3 and 4.
+# section 7 (their traffic); Xu et al., *Automatic Cross-Replica Sharding of Weight Update in Data-Parallel Training*.

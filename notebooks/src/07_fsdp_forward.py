@@ -148,8 +148,8 @@ part = weight.chunk(world_size)[rank]                                       # (6
 
 # %% tags=["nbval-check-output"]
 # %%px
-print(f"six blocks: {whole_flops:,} FLOPs unsharded, {sharded_flops:,} sharded;",
-      f"one multiplication: {flops(lambda: x @ weight.T):,} with {tuple(weight.shape)}, {flops(lambda: x @ part.T):,} with {tuple(part.shape)}")
+print(f"FLOPs of the six blocks, sharded over unsharded: {sharded_flops / whole_flops:g} | one multiplication:",
+      f"with {tuple(weight.shape)} {flops(lambda: x @ weight.T):,}, with {tuple(part.shape)} {flops(lambda: x @ part.T):,}")
 
 # %% tags=["nbval-check-output"]
 whole_flops, sharded_flops = lab.run(lambda: (whole_flops, sharded_flops))[0]
