@@ -32,6 +32,7 @@ lab = start(ranks=4)
 # %%px
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+
 def fresh():
     """The same model on every rank, its weights views of one vector: (P,)."""
     torch.manual_seed(0)
@@ -65,20 +66,19 @@ def loss_and_gradient(model):
 # %%px
 world, label = dist.group.WORLD, collectives.Label("model", "by hand")
 
-def ddp_step(model, flat, own, adam):
+def ddp_step(model, flat, own, optimizer):
     """Everyone gets the whole mean gradient and updates every weight."""
     loss, grad = loss_and_gradient(model)
-    mean = grad
-    collectives.all_reduce(mean, world, label).wait()                  # (P,)
-    own.grad = mean
-    adam.step()
+    collectives.all_reduce(grad, world, label).wait()                  # (P,), now the mean
+    own.grad = grad
+    optimizer.step()
     return loss
 
 
 # %% [markdown]
 # **ZeRO-1** begins with a slice. Rank r owns the r-th piece of the vector, and its optimizer sees that piece alone, so Adam makes moments
-# for P/N weights. An update of P/N weights needs P/N gradients: instead of the all-reduce, a **reduce-scatter** gives each rank the mean of
-# its slice. Afterwards each rank knows its own new weights, and an **all-gather** tells everybody all of them.
+# for P/N weights. An update of P/N weights needs P/N gradients: instead of the all-reduce, a **reduce-scatter** gives each rank the mean
+# of its slice. Afterwards each rank knows its own new weights, and an **all-gather** tells everybody all of them.
 
 # %%
 # %%px
@@ -89,14 +89,14 @@ def own_slice(flat):
 
 # %%
 # %%px
-def zero1_step(model, flat, own, adam):
+def zero1_step(model, flat, own, optimizer):
     """Everyone updates its slice, then everyone gets the slices of all."""
     loss, grad = loss_and_gradient(model)
     mean = torch.empty_like(own)
     collectives.reduce_scatter(mean, grad, world, label).wait()        # (P,) -> (P / N,)
     own.grad = mean
-    adam.step()
-    collectives.all_gather(flat, own.data.clone(), world, label).wait()     # (P / N,) -> (P,)
+    optimizer.step()
+    collectives.all_gather(flat, own.data.clone(), world, label).wait()     # (P / N,) -> (P,); a clone: `own` lies inside `flat`
     return loss
 
 
@@ -107,7 +107,7 @@ def zero1_step(model, flat, own, adam):
 changed("05:ddp_step", "05:zero1_step")
 
 # %%
-moments = predict("05.moments", "How many of Adam's moments will rank 0 keep under ZeRO-1, of 100 it keeps under DDP?")
+moments = predict("05.moments", "Of 100 moments that rank 0 keeps under DDP, how many does it keep under ZeRO-1?")
 losses_guess = predict("05.losses", "Five steps: how far apart will the losses of the two be?",
                        choices=["bit-equal", "apart by rounding", "clearly apart"])
 
@@ -138,13 +138,13 @@ losses_guess.reveal("bit-equal" if ddp[0] == zero1[0] else "apart by rounding")
 moments.reveal(100 * zero1[1] / ddp[1])
 
 # %% [markdown]
-# Bit-equal, because Adam treats every weight by itself: in a slice or in the whole, each weight gets the same arithmetic, and its gradient
-# is summed in the same order. Nothing was lost; three quarters of the moments were only kept, and updated, four times.
+# Bit-equal, because Adam treats every weight by itself: in a slice or in the whole, each weight gets the same arithmetic, and its
+# gradient is summed in the same order. Nothing was lost; three quarters of the moments were only kept, and updated, four times.
 #
 # ## What it sends
 #
-# In a ring of N ranks a message of B bytes costs a rank B·(N−1)/N for an all-gather or a reduce-scatter, and twice that for an all-reduce,
-# which is both ([01](01_collectives.ipynb)). So, with fp32 and four ranks:
+# In a ring of N ranks a message of B bytes costs a rank B·(N−1)/N for an all-gather or a reduce-scatter, and twice that for an
+# all-reduce, which is both ([01](01_collectives.ipynb)). So, with fp32 and four ranks:
 #
 # - DDP: all-reduce of the gradients, 2 · 4P · ¾.
 # - ZeRO-1: reduce-scatter of the gradients, 4P · ¾; all-gather of the weights, 4P · ¾.
@@ -174,8 +174,8 @@ for row in (DDP, ZERO1, ZERO2, ZERO3):
 
 
 # %% [markdown]
-# The function below trains a slightly larger GPT with any row and records the last step. `micro` is the number of micro-batches in a step;
-# `every` says whether each of their backwards communicates or only the last.
+# The function below trains a slightly larger GPT with any row and records the last step. `micro` is the number of micro-batches in a
+# step; `every` says whether each of their backwards communicates or only the last.
 
 # %%
 def step(model, optimizer, micro, every):
@@ -265,8 +265,8 @@ viz.held_by_stage(ledgers)
 viz.memory_over_step(ledgers)
 
 # %% [markdown]
-# The buffers of collectives, and ZeRO-3's blocks that are whole for a moment, do not shrink with the number of ranks. Nor do activations, which
-# are not drawn here ([03](03_the_memory_ledger.ipynb)). So a peak falls by less than what rests. On the wire:
+# The buffers of collectives, and ZeRO-3's blocks that are whole for a moment, do not shrink with the number of ranks. Nor do activations,
+# which are not drawn here ([03](03_the_memory_ledger.ipynb)). So a peak falls by less than what rests. On the wire:
 
 # %%
 viz.wire_by_stage(ledgers)
@@ -286,13 +286,13 @@ wire_guess.reveal("the same" if more == 0 else "more" if more > 0 else "less")
 # %% [markdown]
 # You may have heard that ZeRO-1 and ZeRO-2 save memory by sending more. Measured: the same 2 models a step as DDP. ZeRO-3 sends 3.
 #
-# Equal bytes need not take equal time: messages differ in size, and in what can hide them. How fast this is on GPUs cannot be seen on a laptop
-# over gloo, so nothing is said about it here.
+# Equal bytes need not take equal time: messages differ in size, and in what can hide them. How fast this is on GPUs cannot be seen on a
+# laptop over gloo, so nothing is said about it here.
 #
 # ## Then why does ZeRO-1 still exist?
 #
-# Because of **gradient accumulation**: the gradients of several micro-batches are added before one optimizer step. Each rank may add its own,
-# unreduced gradients and communicate once, after the last. But then it must hold them whole.
+# Because of **gradient accumulation**: the gradients of several micro-batches are added before one optimizer step. Each rank may add its
+# own, unreduced gradients and communicate once, after the last. But then it must hold them whole.
 
 # %%
 micro_guess = predict("05.micro", "4 micro-batches, reduced after each one: how many models does ZeRO-2 send a step?", unit="models")
@@ -300,8 +300,8 @@ kept_guess = predict("05.kept", "And reduced after the last one only: how many b
                      unit="bytes")
 
 # %% [markdown]
-# **Change `MICRO`** to 2 or 8 and run the cell again. Look at the models sent, which grow in the lines with `each`, and at the gradient bytes,
-# which do not.
+# **Change `MICRO`** to 2 or 8 and run the cell again. Look at the models sent, which grow in the lines with `each`, and at the gradient
+# bytes, which do not.
 
 # %%
 MICRO = 4
@@ -327,8 +327,9 @@ kept_guess.reveal(round(gradients["ZeRO-2", False], 1))
 assert gradients["ZeRO-2", True] < 3 < 4 < gradients["ZeRO-2", False], "ZeRO-2 saves only where it reduces after each"
 
 # %% [markdown]
-# ZeRO-2 buys its memory with a reduce-scatter after each micro-batch: (m + 1)P instead of 2P for m of them. Let it wait for the last one, and
-# it holds whole gradients, as ZeRO-1 does. ZeRO-1 should always wait: reduced after each, it holds the sum so far beside the new gradients.
+# ZeRO-2 buys its memory with a reduce-scatter after each micro-batch: (m + 1)P instead of 2P for m of them. Let it wait for the last one,
+# and it holds whole gradients, as ZeRO-1 does. ZeRO-1 should always wait: reduced after each, it holds the sum so far beside the new
+# gradients.
 #
 # ## Where this lives in the source
 #
@@ -343,8 +344,8 @@ read("engine/gradients.py", "at_the_step")
 #
 # ## Check and quiz
 #
-# The exercise asks for ZeRO-1's step on a real list of parameters, and is graded on who allocated what.
-# [Its notebook](../exercises/release/zero1_step.ipynb); a second one is [zero2_backward](../exercises/release/zero2_backward.ipynb).
+# The exercise asks for ZeRO-1's step on a real list of parameters, and is graded on who allocated what. [Its
+# notebook](../exercises/release/zero1_step.ipynb); a second one is [zero2_backward](../exercises/release/zero2_backward.ipynb).
 
 # %%
 # TODO-MERGE from fsdp_ref.lab import ask, check

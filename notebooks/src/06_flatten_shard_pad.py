@@ -25,16 +25,16 @@ lab = start(ranks=4)
 # %% [markdown]
 # ## What does not divide
 #
-# Notebook 05 cut a vector whose length was a multiple of four. Weights are matrices, cut by rows, and rows need not divide. Yet every rank
-# should send equally many bytes in a collective, or each would first have to be told how many come from whom.
+# Notebook 05 cut a vector whose length was a multiple of four. Weights are matrices, cut by rows, and rows need not divide. Yet every
+# rank should send equally many bytes in a collective, or each would first have to be told how many come from whom.
 
 # %%
-last = predict("06.last", "Ten rows on four ranks: how many does the last rank hold?", unit="rows")
-empty = predict("06.empty", "Five rows on four ranks: how many ranks hold none?", unit="ranks")
+last = predict("06.last", "Ten rows on four ranks: how many does the last rank hold?")
+empty = predict("06.empty", "Five rows on four ranks: how many ranks hold none?")
 
 # %% [markdown]
-# The rule is that of `torch.chunk`: divide, round up, and give every rank that many rows until there are none left. **Change `ROWS`** to 8, 9,
-# 5, 3 or 1 and run the cell again. Look at the padding, and at who is left without a row.
+# The rule is that of `torch.chunk`: divide, round up, and give every rank that many rows until there are none left. **Change `ROWS`** to
+# 8, 9, 5, 3 or 1 and run the cell again. Look at the padding, and at who is left without a row.
 
 # %% tags=["nbval-check-output"]
 ROWS = 10
@@ -80,7 +80,8 @@ changed("05:own_slice", "06:shard")
 # %% [markdown]
 # ## Why not spread the rows evenly?
 #
-# 3, 3, 3, 1 looks unfair; 3, 3, 2, 2 would be fairer, and no rank would be empty as long as there are rows. See what the gather makes of it.
+# 3, 3, 3, 1 looks unfair; 3, 3, 2, 2 would be fairer, and no rank would be empty as long as there are rows. See what the gather makes of
+# it.
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -97,9 +98,9 @@ if rank == 0:
     print("by torch.chunk's rule:", by_chunk, "\nspread evenly:        ", evenly)
 
 # %% [markdown]
-# With chunk's rule all padding lies behind the last row, so the weight is simply the beginning of what was gathered. Spread evenly, padding lies
-# *between* rows: the weight would have to be copied together once more, in every forward and every backward. One slice that is
-# emptier costs less.
+# With chunk's rule all padding lies behind the last row, so the weight is simply the beginning of what was gathered. Spread evenly,
+# padding lies *between* rows: the weight would have to be copied together once more, in every forward and every backward. One slice that
+# is emptier costs less.
 #
 # ## Padding poisons what counts it
 #
@@ -123,8 +124,8 @@ poisoned_mean = over_ranks(own.sum()) / over_ranks(own.numel())
 zeros_norm = over_ranks(own.square().sum()) ** 0.5
 
 # %% [markdown]
-# Zeros do leave the norm alone, but not the mean. And who guarantees the zeros? `torch.empty` is faster than `torch.zeros`, and memory that
-# was used before holds whatever was there:
+# Zeros do leave the norm alone, but not the mean. And who guarantees the zeros? `torch.empty` is faster than `torch.zeros`, and memory
+# that was used before holds whatever was there:
 
 # %%
 # %%px
@@ -177,7 +178,7 @@ with record() as book:
     output = model(x)
 
 # %%
-shape = predict("06.shape", "Outside forward, `model[0].weight.shape` is (10, 6) on each rank. How many rows has rank 3 in memory?", unit="rows")
+shape = predict("06.shape", "Outside forward `model[0].weight.shape` is (10, 6) on each rank. How many rows has rank 3 in memory?")
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -188,9 +189,9 @@ print("outside", type(weight).__name__, tuple(weight.shape), "holds", tuple(weig
 shape.reveal(lab.run(lambda: len(model[0].weight.to_local()))[3])
 
 # %% [markdown]
-# Outside forward the parameter is a `DTensor`: its `shape` is that of the layer, and what the rank holds is `to_local()`. Inside the unit's
-# forward it is an ordinary parameter, and whole. You may have heard that `shape` tells what a rank holds, or that it is never the layer's:
-# that was FSDP1, see below.
+# Outside forward the parameter is a `DTensor`: its `shape` is that of the layer, and what the rank holds is `to_local()`. Inside the
+# unit's forward it is an ordinary parameter, and whole. You may have heard that `shape` tells what a rank holds, or that it is never the
+# layer's: that was FSDP1, see below.
 
 # %%
 from fsdp_ref import viz
@@ -201,8 +202,8 @@ viz.shard_map(book)
 # %% [markdown]
 # ## Empty shards
 #
-# Rank 3 holds no row of the last layer. That is correct, and a trap: an operation that needs at least one element fails on rank 3 *alone*, and
-# if a collective follows, the others wait for it ([02](02_when_ranks_disagree.ipynb)).
+# Rank 3 holds no row of the last layer. That is correct, and a trap: an operation that needs at least one element fails on rank 3
+# *alone*, and if a collective follows, the others wait for it ([02](02_when_ranks_disagree.ipynb)).
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -213,8 +214,8 @@ except RuntimeError as error:
     print(tuple(local.shape), type(error).__name__, "from max()")
 
 # %% [markdown]
-# This is what an infinity norm does. The engine puts a zero in the place of an empty shard, where it can change no norm, so clipping works.
-# Every rank has the same input here, so the mean gradient is that of the unsharded model:
+# This is what an infinity norm does. The engine puts a zero in the place of an empty shard, where it can change no norm, so clipping
+# works. Every rank has the same input here, so the mean gradient is that of the unsharded model:
 
 # %%
 # %%px
@@ -235,13 +236,14 @@ read("clipping.py", "_never_empty")
 # %% [markdown]
 # ## One flat parameter instead
 #
-# FSDP1 joins all parameters of a unit into one flat vector and cuts that, in the middle of rows if need be. How much is padded? Derive it:
+# FSDP1 joins all parameters of a unit into one flat vector and cuts that, in the middle of rows if need be. How much is padded? Derive
+# it:
 #
 # - **By parameter**, on four ranks: (12 − 10)·6 + (12 − 10) + (8 − 5)·10 + (8 − 5) elements.
 # - **Flat**: 125 elements, filled up to the next multiple of four.
 
 # %%
-by_parameter = predict("06.by_parameter", "Cut by parameter: how many elements of padding are there on all ranks together?", unit="elements")
+by_parameter = predict("06.by_parameter", "Cut by parameter: how many elements of padding, all ranks together?", unit="elements")
 flat_padding = predict("06.flat", "And with one flat parameter?", unit="elements")
 
 # %%
@@ -253,6 +255,7 @@ slices = [(name, tuple(param.shape)) for name, param in flat_model.named_paramet
 
 # %% tags=["nbval-check-output"]
 import math
+
 
 def padding(book):
     """Elements of padding in all shards of a ledger."""
@@ -273,9 +276,9 @@ start = rank * flat_model.flat_param.numel()
 print("parameters of the model:", slices, f"\nrank 1 begins at element {start}: row {start // 6}, column {start % 6} of the first weight")
 
 # %% [markdown]
-# Less padding, and one message without copies around it. The price: outside forward `model[0].weight` does not exist, only a slice that begins
-# in the middle of a row. So a unit has one dtype and one `requires_grad`, an optimizer cannot treat two weights of a unit differently, and a
-# state dict in the original names needs communication. FSDP2 and this engine therefore cut by rows.
+# Less padding, and one message without copies around it. The price: outside forward `model[0].weight` does not exist, only a slice that
+# begins in the middle of a row. So a unit has one dtype and one `requires_grad`, an optimizer cannot treat two weights of a unit
+# differently, and a state dict in the original names needs communication. FSDP2 and this engine therefore cut by rows.
 
 # %% tags=["nbval-check-output"]
 def share_of_padding(dim, ranks):
@@ -291,8 +294,8 @@ print(f"width 4096 on 64 ranks: {share_of_padding(4096, 64):.2%}; width 4100 on 
 #
 # ## Where this lives in the source
 #
-# [`fsdp_ref/engine/param.py`](../fsdp_ref/engine/param.py) follows one parameter; its note *why the shard is padded* is the argument above.
-# [`fsdp_ref/contrast/flat.py`](../fsdp_ref/contrast/flat.py) is the flat way, complete. The rule:
+# [`fsdp_ref/engine/param.py`](../fsdp_ref/engine/param.py) follows one parameter; its note *why the shard is padded* is the argument
+# above. [`fsdp_ref/contrast/flat.py`](../fsdp_ref/contrast/flat.py) is the flat way, complete. The rule:
 
 # %%
 read("placements.py", "chunk_rows")
@@ -300,7 +303,8 @@ read("placements.py", "chunk_rows")
 # %% [markdown]
 # ## Check and quiz
 #
-# [The exercise](../exercises/release/shard_and_pad.ipynb): shard and unshard for shapes you do not know beforehand, empty shards included.
+# [The exercise](../exercises/release/shard_and_pad.ipynb): shard and unshard for shapes you do not know beforehand, empty shards
+# included.
 
 # %%
 # TODO-MERGE from fsdp_ref.lab import ask, check
@@ -318,5 +322,5 @@ read("placements.py", "chunk_rows")
 # - `shape` is the layer's; `to_local()` is what the rank holds; inside forward the weight is whole.
 # - Flat parameters pad less and cost their names. How a weight becomes whole, and for how long: [07](07_fsdp_forward.ipynb).
 #
-# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, section 3.2 (sharding strategies)
-# and 4.2 (flat parameters).
+# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, section 3.2 (sharding strategies) and 4.2
+# (flat parameters).

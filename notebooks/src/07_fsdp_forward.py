@@ -11,8 +11,8 @@
 #
 # **No rank holds a layer's weights. How does it compute with them, and how much memory does that take?**
 #
-# Afterwards you can write the two hooks that make a module's weights whole for the time of its forward, say what the peak of memory is made
-# of, and choose units so that it is low.
+# Afterwards you can write the two hooks that make a module's weights whole for the time of its forward, say what the peak of memory is
+# made of, and choose units so that it is low.
 #
 # You need: all-gather ([01](01_collectives.ipynb)) and slices ([06](06_flatten_shard_pad.ipynb)). Time: 25 minutes to read, under a
 # minute to run.
@@ -25,12 +25,12 @@ lab = start(ranks=4)
 # %% [markdown]
 # ## Gather, compute, free
 #
-# Between steps a rank holds a slice of each layer's weights. When a layer is about to compute, an **all-gather** brings its slices together
-# (**unshard**); when it has computed, the whole is freed (**reshard**). The next layer does the same. So the layers take turns in the memory
-# of one layer.
+# Between steps a rank holds a slice of each layer's weights. When a layer is about to compute, an **all-gather** brings its slices
+# together (**unshard**); when it has computed, the whole is freed (**reshard**). The next layer does the same. So the layers take turns
+# in the memory of one layer.
 #
-# Here it is by hand. What is gathered and freed together is called a **unit**. A unit keeps `own`, this rank's slice, and `whole`, a vector
-# of which all its weights are views. The vector stays for ever; its *memory* comes and goes.
+# Here it is by hand. What is gathered and freed together is called a **unit**. A unit keeps `own`, this rank's slice, and `whole`, a
+# vector of which all its weights are views. The vector stays for ever; its *memory* comes and goes.
 
 # %%
 # %%px
@@ -56,6 +56,7 @@ def reshard(unit, args=None, output=None):
 # %%
 # %%px
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
 
 def shard_unit(unit, name):
     """Keep a slice of the unit's weights; gather before its forward, free after it."""
@@ -89,7 +90,7 @@ for i, block in enumerate(mine):
 x = torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(rank))
 
 # %%
-alive = predict("07.alive", "Six blocks, sharded on four ranks: how many are whole at one moment, at most?", unit="blocks")
+alive = predict("07.alive", "Six blocks, sharded on four ranks: how many are whole at one moment, at most?")
 flops_guess = predict("07.flops", "How many FLOPs does one rank spend on a forward of its batch, compared with the unsharded model?",
                       choices=["a quarter", "the same", "four times as many"])
 
@@ -136,6 +137,7 @@ alive.reveal(replace(book, allocations=wholes).peak_bytes(0) / block_bytes)
 # %%px
 from torch.utils.flop_counter import FlopCounterMode
 
+
 def flops(run):
     """Floating-point operations of matrix multiplications in a call, on this rank."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -156,13 +158,13 @@ whole_flops, sharded_flops = lab.run(lambda: (whole_flops, sharded_flops))[0]
 flops_guess.reveal("the same" if whole_flops == sharded_flops else "a quarter" if sharded_flops < whole_flops else "four times as many")
 
 # %% [markdown]
-# Sharded, each rank does all FLOPs of its own batch, with whole weights: data parallelism that *stores* in parts. Tensor parallelism computes
-# in parts: a quarter of the FLOPs a rank, but all ranks must have the same batch, and it is activations that travel.
+# Sharded, each rank does all FLOPs of its own batch, with whole weights: data parallelism that *stores* in parts. Tensor parallelism
+# computes in parts: a quarter of the FLOPs a rank, but all ranks must have the same batch, and it is activations that travel.
 #
 # ## What the peak is made of
 #
-# Now the engine, and a whole GPT: blocks of B weights and a root unit of R (embeddings and the last norm, whole during the whole forward).
-# `blocks_a_unit` says how many blocks share a unit.
+# Now the engine, and a whole GPT: blocks of B weights and a root unit of R (embeddings and the last norm, whole during the whole
+# forward). `blocks_a_unit` says how many blocks share a unit.
 
 # %%
 def forward(blocks_a_unit):
@@ -214,8 +216,9 @@ if {1, 8} <= set(peaks):
     eight_units.reveal(round(peaks[1] / P, 2))
 
 # %% [markdown]
-# You may have heard that memory falls to 1/N whatever one does. At rest, yes: one byte a parameter here. The *peak* with one big unit is more
-# than twice what DDP holds, because the whole model is there, and its buffer too. It is the units that make FSDP save memory in forward.
+# You may have heard that memory falls to 1/N whatever one does. At rest, yes: one byte a parameter here. The *peak* with one big unit is
+# more than twice what DDP holds, because the whole model is there, and its buffer too. It is the units that make FSDP save memory in
+# forward.
 
 # %%
 viz.memory_over_step({name: books[name] for name in (f"{CHOICES[0]} a unit", f"{CHOICES[-1]} a unit")})
@@ -229,16 +232,17 @@ for N in (4, 64, 1024):
           f"{(4 * P / N + 4 * R + 8 * 8 * B) / P:.2f} with one unit")
 
 # %% [markdown]
-# What is left is the biggest unit. In a real model that is often the embedding: give it a unit of its own, and keep units alike. Too small is
-# not good either: each unit is a message, and short messages are slow ([01](01_collectives.ipynb)). One block a unit is the usual choice.
+# What is left is the biggest unit. In a real model that is often the embedding: give it a unit of its own, and keep units alike. Too
+# small is not good either: each unit is a message, and short messages are slow ([01](01_collectives.ipynb)). One block a unit is the
+# usual choice.
 #
 # Buffers differ between implementations. The way by hand above had none, since its slices arrive in place; prefetching
 # ([10](10_overlap_and_prefetch.ipynb)) adds a unit that is gathered ahead. Activations come on top in all of them.
 #
 # ## Where this lives in the source
 #
-# [`fsdp_ref/engine/unit.py`](../fsdp_ref/engine/unit.py): a unit and its states. `unshard` starts the gather, `wait_unshard` finishes it, so that
-# something can happen in between.
+# [`fsdp_ref/engine/unit.py`](../fsdp_ref/engine/unit.py): a unit and its states. `unshard` starts the gather, `wait_unshard` finishes it,
+# so that something can happen in between.
 
 # %%
 read("engine/unit.py", "wait_unshard")
@@ -247,8 +251,8 @@ read("engine/unit.py", "wait_unshard")
 read("engine/unit.py", "reshard")
 
 # %% [markdown]
-# Its `_free_whole` does what the second function by hand did: `resize_(0)`. [`fsdp_ref/engine/hooks.py`](../fsdp_ref/engine/hooks.py) is *when*:
-# `pre_forward` and `post_forward`.
+# Its `_free_whole` does what the second function by hand did: `resize_(0)`. [`fsdp_ref/engine/hooks.py`](../fsdp_ref/engine/hooks.py) is
+# *when*: `pre_forward` and `post_forward`.
 #
 # ## Check and quiz
 #

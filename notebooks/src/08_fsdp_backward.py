@@ -14,8 +14,8 @@
 # Afterwards you can write FSDP's backward with three hooks, read the order of a step from the ledger, and say what
 # `reshard_after_forward` costs and saves.
 #
-# You need: the two hooks of [07](07_fsdp_forward.ipynb) and the reduce-scatter of [05](05_zero1_and_zero2.ipynb). Time: 30 minutes to read,
-# under a minute to run.
+# You need: the two hooks of [07](07_fsdp_forward.ipynb) and the reduce-scatter of [05](05_zero1_and_zero2.ipynb). Time: 30 minutes to
+# read, under a minute to run.
 
 # %%
 from fsdp_ref.lab import changed, predict, read, start
@@ -43,8 +43,8 @@ def reshard(unit):
 
 
 # %% [markdown]
-# After forward the unit is freed, and its output gets a hook: autograd calls it when the output's gradient is there, which is when the unit's
-# backward is about to begin. It gathers again.
+# After forward the unit is freed, and its output gets a hook: autograd calls it when the output's gradient is there, which is when the
+# unit's backward is about to begin. It gathers again.
 
 # %%
 # %%px
@@ -55,8 +55,8 @@ def post_forward(unit, args, output):
 
 
 # %% [markdown]
-# Backward leaves a gradient on every weight. When the last one of the unit is there, the weights are not needed any more, and the gradients,
-# which only speak for this rank's batch, are **reduce-scattered**: each rank keeps the mean over all ranks, for its slice.
+# Backward leaves a gradient on every weight. When the last one of the unit is there, the weights are not needed any more, and the
+# gradients, which only speak for this rank's batch, are **reduce-scattered**: each rank keeps the mean over all ranks, for its slice.
 
 # %%
 # %%px
@@ -125,14 +125,14 @@ backward = [unit[-1] for lane, phase, unit in log if (lane, phase) == ("all-gath
 order_guess.reveal(", ".join(backward))
 
 # %% [markdown]
-# Twelve lines of hooks, and the order follows from autograd: backward meets the blocks last first. Are the gradients right? Against the
-# unsharded model with an all-reduce of the whole gradient, as in notebook 04:
+# A few hooks, and the order follows from autograd: backward meets the blocks last first. Are the gradients right? Against the unsharded
+# model with an all-reduce of the whole gradient, as in notebook 04:
 
 # %% tags=["nbval-check-output"]
 # %%px
 plain(x).square().mean().backward()
 equal = []
-for block, unit in zip(plain, mine):
+for block, unit in zip(plain, mine, strict=True):
     grad = torch.nn.utils.parameters_to_vector(param.grad for param in block.parameters())
     collectives.all_reduce(grad, dist.group.WORLD, collectives.Label(unit.name, "check")).wait()
     equal.append(torch.equal(grad.chunk(world_size)[rank], unit.grad))
@@ -141,8 +141,8 @@ print("my slice of the mean gradient has the same bits:", equal)
 # %% [markdown]
 # ## What autograd kept meanwhile
 #
-# You may have heard that freeing the weights after forward must lose what backward needs: either the weights, or the activations. Look at what
-# autograd saves. PyTorch shows every saved tensor to a pair of hooks, one when it is saved and one when backward takes it out.
+# You may have heard that freeing the weights after forward must lose what backward needs: either the weights, or the activations. Look at
+# what autograd saves. PyTorch shows every saved tensor to a pair of hooks, one when it is saved and one when backward takes it out.
 
 # %%
 kept = predict("08.kept", "Between forward and backward: how many bytes do the weights have that autograd saved?", unit="bytes")
@@ -179,10 +179,11 @@ kept.reveal(between[1])
 assert between[1] == 0 < smallest and between[3] > 0
 
 # %% [markdown]
-# Autograd saved views of the weights, and they have no memory while nobody needs it. The second gather fills the *same* storage, so the views
-# are right again at the moment backward takes them out. Activations were never freed: FSDP does not touch them.
+# Autograd saved views of the weights, and they have no memory while nobody needs it. The second gather fills the *same* storage, so the
+# views are right again at the moment backward takes them out. Activations were never freed: FSDP does not touch them.
 #
-# That is why memory comes and goes while tensors stay. Freeing by putting an empty tensor in the weight's place looks the same and frees little:
+# That is why memory comes and goes while tensors stay. Freeing by putting an empty tensor in the weight's place looks the same and frees
+# little:
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -224,13 +225,13 @@ print("times longer:", {name: round(ratio, 2) for name, ratio in lengths.items()
 scale.reveal(round(lengths["AdamW"], 2))
 
 # %% [markdown]
-# With SGD the learning rate is silently multiplied by N. AdamW divides by the gradient's own size and hides the mistake, until something looks
-# at the size: clipping, or its ε.
+# With SGD the learning rate is silently multiplied by N. AdamW divides by the gradient's own size and hides the mistake, until something
+# looks at the size: clipping, or its ε.
 #
 # ## What the hooks by hand miss
 #
-# `post_backward` waits for *every* gradient of the unit. Give a block a weight that this step does not use (an expert that was not chosen, a
-# head for another task):
+# `post_backward` waits for *every* gradient of the unit. Give a block a weight that this step does not use (an expert that was not
+# chosen, a head for another task):
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -247,9 +248,9 @@ mine(x).square().mean().backward()
 print("reduced:", [hasattr(unit, "grad") for unit in mine], "| still whole, bytes:", [unit.whole.untyped_storage().size() for unit in mine])
 
 # %% [markdown]
-# Block 1 waited for a gradient that never came: not reduced, never freed, and no error. So the engine does not count. It watches the unit's
-# *inputs*: when their gradients exist, so do those of the weights. And where an input needs no gradient, as the token numbers that enter the
-# root, a **callback at the end of backward** does what is left.
+# Block 1 waited for a gradient that never came: not reduced, never freed, and no error. So the engine does not count. It watches the
+# unit's *inputs*: when their gradients exist, so do those of the weights. And where an input needs no gradient, as the token numbers that
+# enter the root, a **callback at the end of backward** does what is left.
 
 # %%
 # %%px
@@ -271,13 +272,13 @@ reduced, whole_bytes = with_the_engine()
 print("reduced:", reduced, "| still whole, bytes:", whole_bytes)
 
 # %%
-read("engine/schedule.py", "end_backward")
+read("engine/schedule.py", "queue_callback")
 
 # %% [markdown]
 # ## Keep the weights, or gather twice
 #
-# `reshard_after_forward=False` leaves every unit whole between forward and backward. The price and the gain, for P parameters of which B are in
-# the last block and R in the root:
+# `reshard_after_forward=False` leaves every unit whole between forward and backward. The price and the gain, for P parameters of which B
+# are in the last block and R in the root:
 #
 # - **True**: all-gather, all-gather, reduce-scatter: 3P on the wire. In backward the root and one block are whole: 4(R + B) bytes.
 # - **False**: all-gather, reduce-scatter: 2P, as DDP. When backward begins, everything is whole: 4P bytes.
@@ -299,11 +300,12 @@ def step(reshard):
 
 
 # %%
-wire = predict("08.wire", "`reshard_after_forward=False`: how many models does a rank send in forward and backward (True: 3)?", unit="models")
+wire = predict("08.wire", "`reshard_after_forward=False`: how many models does a rank send a step? (True: 3)", unit="models")
 peak = predict("08.peak", "And the peak of memory: by which factor does it grow?", unit="times")
 
 # %% [markdown]
-# **Change `OPTIONS`**: add `2`, which keeps half of each weight on every rank, so that backward gathers from one neighbour only. Look at both columns.
+# **Change `OPTIONS`**: add `2`, which keeps half of each weight on every rank, so that backward gathers from one neighbour only. Look at
+# both columns.
 
 # %%
 OPTIONS = (True, False, None)
@@ -330,8 +332,8 @@ wire.reveal(sent[False])
 peak.reveal(round(books[False].peak_bytes(0) / books[True].peak_bytes(0), 1))
 
 # %% [markdown]
-# You may have heard that `reshard_after_forward` is a knob for speed. It is one for *bytes*: a third of the traffic against the memory of the
-# whole model. Whether that is faster depends on whether the second gather is hidden under computation
+# You may have heard that `reshard_after_forward` is a knob for speed. It is one for *bytes*: a third of the traffic against the memory of
+# the whole model. Whether that is faster depends on whether the second gather is hidden under computation
 # ([10](10_overlap_and_prefetch.ipynb)); on a laptop nothing can be said about it. The lives of the weights, with True and with False:
 
 # %%
@@ -343,16 +345,24 @@ viz.weight_lifetimes(books[True])
 viz.weight_lifetimes(books[False])
 
 # %% [markdown]
-# And all categories on the same axes:
+# With False the lives are nested, and everything is alive in the middle. All categories on the same axes:
 
 # %%
 viz.memory_over_step({"reshard": books[True], "keep": books[False]})
 
 # %% [markdown]
+# And the whole step as a timeline, on two of the ranks. Find the order of the log above: gathers (a) from block 0 to 5, then from 5 to 0,
+# each followed by its reduce-scatter (r), which may still be under way while the block before it computes. In backward the engine asks
+# for the next block ahead of time. Hatched: the rank only waits.
+
+# %%
+viz.step_timeline(books[True], ranks=[0, 1])
+
+# %% [markdown]
 # ## Where this lives in the source
 #
-# [`fsdp_ref/engine/hooks.py`](../fsdp_ref/engine/hooks.py) has the four places of a step in its docstring; `pre_backward` and `post_backward` are
-# the two functions by hand. [`fsdp_ref/engine/reduction.py`](../fsdp_ref/engine/reduction.py) is one reduce-scatter.
+# [`fsdp_ref/engine/hooks.py`](../fsdp_ref/engine/hooks.py) has the four places of a step in its docstring; `pre_backward` and
+# `post_backward` are the two functions by hand. [`fsdp_ref/engine/reduction.py`](../fsdp_ref/engine/reduction.py) is one reduce-scatter.
 
 # %%
 read("engine/hooks.py", "post_backward")
@@ -381,5 +391,6 @@ read("engine/hooks.py", "post_backward")
 # - Keeping weights after forward saves P on the wire and costs the whole model in memory.
 # - The optimizer now steps on slices: [09](09_optimizer_clip_accumulate_precision.ipynb).
 #
-# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3.2.1, 3.3 and 4.3; Rajbhandari et al.,
-# *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, section 7.2.2; Zhang et al., *SimpleFSDP* (the same with one autograd function a weight).
+# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3.2.1, 3.3 and 4.3; Rajbhandari et
+# al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, section 7.2.2; Zhang et al., *SimpleFSDP* (the same with
+# one autograd function a weight).
