@@ -18,7 +18,7 @@
 # minute to run.
 
 # %%
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, predict, read, start
 
 lab = start(ranks=4)
 
@@ -122,10 +122,11 @@ def over_ranks(value):
 own = shard(torch.full((10,), 3.0))
 poisoned_mean = over_ranks(own.sum()) / over_ranks(own.numel())
 zeros_norm = over_ranks(own.square().sum()) ** 0.5
+print("the largest of ten -3.0, as this rank sees it:", (0 - own).max().item())
 
 # %% [markdown]
-# Zeros do leave the norm alone, but not the mean. And who guarantees the zeros? `torch.empty` is faster than `torch.zeros`, and memory
-# that was used before holds whatever was there:
+# On rank 3 zero is the largest of ten negative numbers. And who guarantees the zeros? `torch.empty` is faster than `torch.zeros`, and
+# memory that was used before holds whatever was there:
 
 # %%
 # %%px
@@ -143,11 +144,12 @@ poisoned_mean, zeros_norm, seven_norm, nan_norm, real_norm = lab.run(
 print(f"norm of the real rows {real_norm:.3f}; padded with zeros {zeros_norm:.3f}, with 7.0 {seven_norm:.3f}, with nan {nan_norm}")
 mean.reveal(poisoned_mean)
 norm.reveal(seven_norm / real_norm)
-assert real_norm == zeros_norm == 90**0.5 and seven_norm == (90 + 2 * 49) ** 0.5 and nan_norm != nan_norm
+assert real_norm == zeros_norm and seven_norm == (90 + 2 * 49) ** 0.5 and nan_norm != nan_norm, "padding spoils the norm"
 
 # %% [markdown]
-# A norm that is 1.4 times too large clips gradients too hard, silently. So the rule: padding exists in the buffers of collectives, and
-# whoever computes sees real rows only. In the engine `to_local()` of a shard ends before the padding.
+# Zeros leave the norm alone, but not the mean, nor the maximum. A norm that is 1.4 times too large clips gradients too hard, silently. So
+# the rule: padding exists in the buffers of collectives, and whoever computes sees real rows only. In the engine `to_local()` of a shard
+# ends before the padding.
 #
 # ## In the engine: what `shape` says
 #
@@ -265,7 +267,7 @@ flat_book = lab.run(lambda: collectives.gather_ledgers(flat_book))[0]
 flat_book.shards = [row for row in flat_book.shards if "flat" in row.name]      # the first model is still on the books
 by_parameter.reveal(padding(book))
 flat_padding.reveal(padding(flat_book))
-assert (padding(book), padding(flat_book)) == (2 * 6 + 2 + 3 * 10 + 3, 128 - 125)
+assert (padding(book), padding(flat_book)) == (2 * 6 + 2 + 3 * 10 + 3, 128 - 125), "as derived"
 
 # %%
 viz.shard_map(flat_book)
@@ -307,12 +309,12 @@ read("placements.py", "chunk_rows")
 # included.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import ask, check
+# TODO-MERGE from fsdp_ref.lab import check
 # TODO-MERGE
 # TODO-MERGE check("shard_and_pad")
 
 # %%
-# TODO-MERGE ask("06")
+ask("06")
 
 # %% [markdown]
 # ## What to take along

@@ -18,7 +18,7 @@
 # minute to run.
 
 # %%
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, predict, read, start
 
 lab = start(ranks=4)
 
@@ -75,7 +75,8 @@ def shard_unit(unit, name):
 changed("06:gather", "07:unshard")
 
 # %% [markdown]
-# Six transformer blocks, twice: once whole on every rank, once sharded. Each rank has a batch of its own.
+# Six transformer blocks, twice: once whole on every rank, once sharded. Each rank has a batch of its own. Backward comes in notebook 08,
+# so this forward runs under `no_grad`.
 
 # %%
 # %%px
@@ -111,8 +112,8 @@ print("same bits:", torch.equal(sharded_output, whole_output), "| in forward", *
       weight.untyped_storage().size())
 
 # %% [markdown]
-# The same bits on every rank. While block 0 computed, its weight had its full shape and the block's 199,936 bytes behind it; now it has a
-# shape and no memory at all. When was which block whole?
+# The same bits on every rank. While block 0 computed, its weight had its full shape and the block's 199,936 bytes behind it (all weights
+# of a block share one memory); now it has a shape and no memory at all. When was which block whole?
 
 # %%
 from fsdp_ref import viz
@@ -208,10 +209,11 @@ for k in CHOICES:
     peaks[k] = books[f"{k} a unit"].peak_bytes(0)
     derived = 4 * P / 4 + 4 * R + 8 * k * B
     print(f"{k} block(s) a unit: derived {derived:,.0f} bytes, measured {peaks[k]:,}: {peaks[k] / P:.2f} bytes a parameter")
-    assert peaks[k] == derived
+    assert peaks[k] == derived, "shards, root, unit and its buffer"
 
 # %% tags=["nbval-check-output"]
 if {1, 8} <= set(peaks):
+    assert peaks[8] > 2 * 4 * P, "one unit holds more than twice DDP's weights"
     one_unit.reveal(round(peaks[8] / P, 2))
     eight_units.reveal(round(peaks[1] / P, 2))
 
@@ -259,12 +261,12 @@ read("engine/unit.py", "reshard")
 # [The exercise](../exercises/release/fsdp_forward.ipynb): the two hooks. It is graded on lifetime, too: what is not freed, fails.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import ask, check
+# TODO-MERGE from fsdp_ref.lab import check
 # TODO-MERGE
 # TODO-MERGE check("fsdp_forward")
 
 # %%
-# TODO-MERGE ask("07")
+ask("07")
 
 # %% [markdown]
 # ## What to take along

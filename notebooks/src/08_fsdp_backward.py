@@ -18,7 +18,7 @@
 # read, under a minute to run.
 
 # %%
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, predict, read, start
 
 lab = start(ranks=4)
 
@@ -176,14 +176,14 @@ between, smallest = lab.run(lambda: (between, smallest))[0]
 print("views of weights saved for backward:", between[0] > 0, "| bytes behind them, between forward and backward:", between[1])
 print("when backward took tensors out, all had memory:", smallest > 0)
 kept.reveal(between[1])
-assert between[1] == 0 < smallest and between[3] > 0
+assert between[1] == 0 < smallest and between[3] > 0, "weights have no memory meanwhile, activations have"
 
 # %% [markdown]
 # Autograd saved views of the weights, and they have no memory while nobody needs it. The second gather fills the *same* storage, so the
 # views are right again at the moment backward takes them out. Activations were never freed: FSDP does not touch them.
 #
 # That is why memory comes and goes while tensors stay. Freeing by putting an empty tensor in the weight's place looks the same and frees
-# little:
+# nothing of the matrices:
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -375,12 +375,12 @@ read("engine/hooks.py", "post_backward")
 # [The exercise](../exercises/release/fsdp_backward.ipynb): values, lifetime and the exact order are graded.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import ask, check
+# TODO-MERGE from fsdp_ref.lab import check
 # TODO-MERGE
 # TODO-MERGE check("fsdp_backward")
 
 # %%
-# TODO-MERGE ask("08")
+ask("08")
 
 # %% [markdown]
 # ## What to take along
@@ -391,6 +391,6 @@ read("engine/hooks.py", "post_backward")
 # - Keeping weights after forward saves P on the wire and costs the whole model in memory.
 # - The optimizer now steps on slices: [09](09_optimizer_clip_accumulate_precision.ipynb).
 #
-# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3.2.1, 3.3 and 4.3; Rajbhandari et
-# al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, section 7.2.2; Zhang et al., *SimpleFSDP* (the same with
-# one autograd function a weight).
+# **Papers:** Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models* (arXiv 1910.02054, 2019), section
+# 7.2.2; Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel* (arXiv 2304.11277, 2023), sections 3.2.1, 3.3 and
+# 4.3; Zhang et al., *SimpleFSDP* (arXiv 2411.00284): the same with one autograd function a weight.
