@@ -20,7 +20,7 @@
 # %%
 from fsdp_ref.lab import ask, changed, predict, read, start
 
-lab = start(ranks=4)
+lab = start(ranks=4, timeout=20, limit=60)         # seconds for a collective, and for a cell: enough for a busy machine
 
 # %% [markdown]
 # ## What does not divide
