@@ -145,6 +145,9 @@ def flops(run):
         run()
     return counter.get_total_flops()
 
+
+# %%
+# %%px
 whole_flops, sharded_flops = flops(lambda: plain(x)), flops(lambda: mine(x))
 weight = plain[0].mlp.up.weight                                             # (256, 64)
 part = weight.chunk(world_size)[rank]                                       # (64, 64)
