@@ -80,8 +80,8 @@ changed("05:own_slice", "06:shard")
 # %% [markdown]
 # ## Why not spread the rows evenly?
 #
-# 3, 3, 3, 1 looks unfair; 3, 3, 2, 2 would be fairer, and no rank would be empty as long as there are rows. See what the gather makes of
-# it.
+# 3, 3, 3, 1 looks unfair; 3, 3, 2, 2 would be fairer, and no rank would be empty while there are more rows than ranks. See what the
+# gather makes of it.
 
 # %% tags=["nbval-check-output"]
 # %%px
@@ -125,8 +125,8 @@ zeros_norm = over_ranks(own.square().sum()) ** 0.5
 print("the largest of ten -3.0, as this rank sees it:", (0 - own).max().item())
 
 # %% [markdown]
-# On rank 3 zero is the largest of ten negative numbers. And who guarantees the zeros? `torch.empty` is faster than `torch.zeros`, and
-# memory that was used before holds whatever was there:
+# On rank 3 zero is the largest of ten negative numbers. And who guarantees the zeros? `torch.empty` writes nothing, and memory that was
+# used before holds whatever was there:
 
 # %%
 # %%px
