@@ -192,8 +192,8 @@ shape.reveal(lab.run(lambda: len(model[0].weight.to_local()))[3])
 
 # %% [markdown]
 # Outside forward the parameter is a `DTensor`: its `shape` is that of the layer, and what the rank holds is `to_local()`. Inside the
-# unit's forward it is an ordinary parameter, and whole. You may have heard that `shape` tells what a rank holds, or that it is never the
-# layer's: that was FSDP1, see below.
+# unit's forward it is an ordinary parameter, and whole. You may have heard that outside forward `shape` is not the layer's. That was
+# FSDP1, see below; here it is, but it does not tell what the rank holds.
 
 # %%
 from fsdp_ref import viz
