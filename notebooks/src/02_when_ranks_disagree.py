@@ -43,7 +43,6 @@ def gradients():
 # %% tags=["nbval-check-output"]
 def in_order(names):
     """Sum the gradients in the order of `names`."""
-    barrier()  # all ranks begin together, for the picture below
     found = gradients()
     for name in names:
         all_reduce(found[name], everyone, Label(name, "backward"), op=SUM).wait()
@@ -67,6 +66,7 @@ swap = predict("02.swap", "Rank 1 sums grad_b before grad_a, unchecked. What hap
 # %%
 def swapped():
     """Sum the gradients, rank 1 in the other order."""
+    barrier()  # both begin together, for the picture below
     with check_calls(False), record() as mine:
         sums = in_order(["grad_b", "grad_a"] if rank == 1 else ["grad_a", "grad_b"])
     return sums, collectives.gather_ledgers(mine)
@@ -270,14 +270,15 @@ stop.reveal(round(seconds, 1))
 
 # %%
 # %%px
-import time
+from time import sleep
+
 from fsdp_ref.collectives import Label, all_reduce, barrier
 
 
 def late(seconds):
     barrier()
     with record() as mine, ledger.span(ledger.Lane.COMPUTE, "batch", "batch", "forward"):
-        time.sleep(seconds * rank)
+        sleep(seconds * rank)
         all_reduce(torch.ones(1), dist.group.WORLD, Label("loss", "forward")).wait()
     return collectives.gather_ledgers(mine)
 

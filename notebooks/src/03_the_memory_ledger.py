@@ -182,8 +182,8 @@ for batch in (4, 8, 16):
 # and moments in fp32. A **bf16 model** is bf16 from the start.
 
 # %%
-policy_bytes = predict("03.policy", "With the bf16 policy under DDP: how many bytes a parameter when the optimizer begins?", unit="bytes")
-model_bytes = predict("03.bf16", "With a bf16 model under DDP: how many bytes a parameter?", unit="bytes")
+policy_bytes = predict("03.policy", "With the bf16 policy: how many bytes a parameter, all ranks together?", unit="bytes")
+model_bytes = predict("03.bf16", "With a bf16 model: how many bytes a parameter, all ranks together?", unit="bytes")
 
 # %%
 import torch
@@ -213,10 +213,82 @@ model_bytes.reveal(round(kinds["bf16 model"][0], 1))
 # ledger measured. What no term explains is drawn too.
 
 # %%
-from fsdp_ref import models, plan
+from fsdp_ref import models
+from fsdp_ref.plan import memory, modules
 
 shape = models.GPT(models.GPTConfig(dim=96, layers=3, context=30))
-tokens = torch.zeros(1, 30, dtype=torch.long)
-described = plan.modules.describe(shape, (tokens,), dtype=torch.float32)
-forecast = plan.memory(described, gpus=2, stage="zero3", dtypes="fp32", micro_batch=16, runtime=False)
-viz.waterfall({item.name: int(item.low) for item in forecast.items}, books["ZeRO-3"].peak_bytes(0))
+described = modules.describe(shape, (torch.zeros(1, 30, dtype=torch.long),), dtype=torch.float32)
+forecast = memory(described, gpus=2, stage="zero3", dtypes="fp32", micro_batch=16, runtime=False)
+peak = books["ZeRO-3"].peak_bytes(0)
+assert abs(forecast.low / peak - 1) < 0.1, "the prediction is off by more than a tenth"
+viz.waterfall({item.name: int(item.low) for item in forecast.items if item.low}, peak)
+
+# %% [markdown]
+# ## What if: 7 and 70 billion parameters
+#
+# Where the formulas agree with what was measured, they may be asked about what cannot be run here. GPUs of 80 GB, one sequence of 4096
+# tokens a rank, activation checkpointing on. (Formulas, not measurements; `docs/plan.md` says what they leave out.)
+
+# %%
+need = predict("03.gpus", "Llama 2 70B under ZeRO-3: how many GPUs of 80 GB, in whole nodes of 8?", unit="GPUs")
+
+# %% tags=["nbval-check-output"]
+for model in ("llama2-7b", "llama2-70b"):
+    for stage in ("ddp", "zero1", "zero2", "zero3"):
+        found = [memory(model, gpus=gpus, stage=stage, recompute="full") for gpus in (8, 64)]
+        told = [f"{each.low / 1e9:6.0f} GB a GPU ({'fits' if each.fits(80e9) == 'yes' else 'too much'})" for each in found]
+        print(f"{model:10} {stage:5}   8 GPUs: {told[0]}   64 GPUs: {told[1]}")
+
+# %% tags=["nbval-check-output"]
+sizes = range(8, 129, 8)
+need.reveal(next(n for n in sizes if memory("llama2-70b", gpus=n, stage="zero3", recompute="full").fits(80e9) == "yes"))
+
+# %% [markdown]
+# Under DDP more GPUs never help. Under ZeRO-3 they do, until what does not shrink is all that is left. Each line of this sum says how
+# it was reckoned:
+
+# %% tags=["nbval-check-output"]
+print(memory("llama2-7b", gpus=8, stage="zero3", recompute="full"))
+
+# %% [markdown]
+# With the sliders you can ask yourself: **change** stage, GPUs, micro-batch, recompute and dtypes, and look at which line of the sum moves.
+# (They need a running notebook.)
+
+# %%
+from fsdp_ref.plan import sliders
+
+sliders("llama2-7b")
+
+# %% [markdown]
+# ## In the source
+#
+# A stage is a row of a table, not a class: [placements.py](../fsdp_ref/placements.py). The bytes follow from the row. What is entered into
+# the books is in [ledger.py](../fsdp_ref/ledger.py), and the activations in [saved.py](../fsdp_ref/saved.py).
+
+# %%
+read("placements.py", "Placements.bytes_per_parameter")
+
+# %% [markdown]
+# ## Check
+#
+# Write the table as a function, for any stage and any dtypes: [bytes per parameter](../exercises/release/bytes_per_parameter.ipynb).
+#
+# TODO-MERGE
+
+# %%
+lab.stop()
+
+# %% [markdown]
+# ## What to take along
+#
+# - fp32 with AdamW: 4 + 4 + 8 = 16 bytes a parameter. ZeRO divides the parts it shards by the number of ranks, and nothing else.
+# - Activations belong to the batch. Sharding leaves them alone; checkpointing does not.
+# - A bf16 policy saves nothing at rest; a bf16 model gives up precision for what it saves.
+# - A prediction that hides its unexplained rest is worth little.
+#
+# What this notebook did not count: the process itself, Python, torch, and on a GPU the CUDA context and the allocator's fragmentation.
+#
+# **Next:** [04 · Data parallel from scratch](04_data_parallel_from_scratch.ipynb).
+#
+# **Papers:** Rajbhandari et al., *ZeRO: Memory Optimizations Toward Training Trillion Parameter Models*, section 3.1 and figure 1 (16
+# bytes, in mixed precision 2 + 2 + 12); Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, section 4.
