@@ -23,7 +23,7 @@
 # four numbers: rank 0 has 1 2 3 4, rank 1 has 10 20 30 40, and so on, so that every sum shows what went into it.
 
 # %%
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4)
 
@@ -73,6 +73,9 @@ scattered.reveal({3333: "3333, the sum of all third numbers"}[held])
 #
 # The ranks stand in a ring. In each step every rank sends something to the next rank and receives from the one before. The simplest
 # all-reduce passes whole tensors: after three steps each rank has seen all four.
+#
+# `lab.run(f)` calls `f` in every rank and returns the results in rank order. `f` finds what `%%px` cells find: `rank`, `world_size`,
+# `torch`, `dist`, and the variables of that rank.
 
 # %%
 def pass_on(tensor, sent):
@@ -296,8 +299,12 @@ for kib in (1, 64, 1024, 4096):
 # Now build the ring: [all-gather](../exercises/release/ring_all_gather.ipynb) and
 # [reduce-scatter](../exercises/release/ring_reduce_scatter.ipynb), from sends and receives to the next rank alone. The grader looks at
 # the values and at the bytes you send.
-#
-# TODO-MERGE
+
+# %%
+check("ring_all_gather")
+
+# %%
+ask("01")
 
 # %%
 lab.stop()

