@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -41,6 +42,7 @@ _ORIGINALS = {name: getattr(dist, name) for name in (_ALL_GATHER, _REDUCE_SCATTE
 CONTROL = Label(phase="control")
 BARRIERS = 3                                 # that align the clocks of a recording; the narrowest counts
 
+_leaders: weakref.WeakKeyDictionary[dist.ProcessGroup, int] = weakref.WeakKeyDictionary()
 _sequence: Counter[str] = Counter()          # collectives of each group so far; the same on every rank that is in step
 _route = "direct"
 _carrier: Carrier | None = None             # who carries messages instead of a network (plan/simulator.py)
@@ -206,8 +208,11 @@ def _somebody_watches() -> bool:
     """Whether torch's collectives are being counted or have been replaced. [Note: two routes]"""
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
-    now = {name: getattr(dist, name) for name in _ORIGINALS}
-    return any((fn.__wrapped__ if hasattr(fn, "fsdp_ref_guards") else fn) is not _ORIGINALS[name] for name, fn in now.items())
+    for name, original in _ORIGINALS.items():
+        now = getattr(dist, name)
+        if now is not original and (not hasattr(now, "fsdp_ref_guards") or now.__wrapped__ is not original):
+            return True
+    return False
 
 
 def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int], None] | None, message: torch.Tensor,
@@ -217,8 +222,7 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
     sequence = _sequence[group.group_name]
     _sequence[group.group_name] += 1
     nbytes = message.numel() * message.element_size()
-    leader = min(dist.get_process_group_ranks(group))
-    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, leader)
+    facts = (lane, str(lane), label.unit, label.phase, nbytes, dist.get_world_size(group), sequence, _leader(group))
     other = lane is Lane.OTHER
     operation = detail or "exchange of facts" if other else str(lane)
     what = f"{operation} of {label.unit or 'the whole world'} ({label.phase})"
@@ -231,7 +235,7 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
         if check is not None and goes_now:
             check()
         if message.is_cuda:
-            return _issue_cuda(library, what, sequence, label, keep, stream, facts)
+            return queue_cuda(library, what, sequence, label, keep, stream, facts)
         if "gloo" not in dist.get_backend_config(group):
             return Pending(_recorded(library().wait, facts, begin), what, sequence, label, keep)
         if goes_now:
@@ -240,8 +244,15 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
             carry = partial(_checked, check, partial(direct, sequence)) if check is not None else partial(direct, sequence)
     except RuntimeError as error:
         raise world.explain_failure(error, what, sequence) from error
-    done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
+    done = lambda on_wire, end: write_down(facts, begin, end, on_wire)  # noqa: E731
     return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
+
+
+def _leader(group: dist.ProcessGroup) -> int:
+    """The lowest rank of a group, looked for once."""
+    if group not in _leaders:
+        _leaders[group] = min(dist.get_process_group_ranks(group))
+    return _leaders[group]
 
 
 def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:
@@ -252,12 +263,12 @@ def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:
 def _recorded(wait: Callable[[], object], facts: tuple, begin: float) -> Callable[[], None]:
     def arrive() -> None:
         wait()
-        _record(facts, begin, ledger.now())
+        write_down(facts, begin, ledger.now())
     return arrive
 
 
-def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
-                stream: torch.cuda.Stream | None, facts: tuple) -> Pending:
+def queue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
+               stream: torch.cuda.Stream | None, facts: tuple) -> Pending:
     """Queue a collective on `stream` (default: the current one); the returned event marks its end on the device."""
     stream = stream or torch.cuda.current_stream()
     with torch.cuda.stream(stream):
@@ -266,10 +277,10 @@ def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: 
         event = torch.cuda.Event()
         event.record(stream)
         if begin is not None:
-            _record(facts, begin, stamp(stream))
+            write_down(facts, begin, stamp(stream))
     return Pending(None, what, sequence, label, keep, event)
 
 
-def _record(facts: tuple, begin, end, on_wire: float | None = None) -> None:
+def write_down(facts: tuple, begin, end, on_wire: float | None = None) -> None:
     lane, name, unit, phase, nbytes, size, sequence, leader = facts
     ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire, leader)

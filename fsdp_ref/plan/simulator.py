@@ -143,7 +143,8 @@ def _world(ranks: int, placements: Placements, replicas: int) -> Iterator[Device
     """A process group of `ranks` in which only rank 0 exists (torch's fake backend), and its mesh on meta."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
     if dist.is_initialized():
-        raise ConfigError("simulate makes a process group of its own and this process has one; call it where none is (the notebook itself)")
+        raise ConfigError("simulate makes a process group of its own and this process has one; end it with "
+                          "fsdp_ref.world.stop(), or call simulate where none is")
     if placements.replicas != (replicas > 1) or ranks % replicas:
         raise ConfigError(f"{replicas} replicas do not fit {placements.name} on {ranks} ranks; HSDP needs a divisor above 1, others 1")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)

@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "fingerprint": ("errors", "catalogue", "source", "wire", "words", "world"),
     "pending": ("ledger", "world", "clock"),
     "collectives": ("errors", "ledger", "world", "clock", "wire", "fingerprint", "pending", "alignment"),
+    "point_to_point": ("errors", "ledger", "world", "wire", "pending", "collectives"),
     "guard": ("collectives", "diagnosis", "fingerprint", "world"),
     "agreement": ("errors", "catalogue", "world", "fingerprint", "collectives"),
     "optimizers": ("errors", "rows", "ledger"),
@@ -39,7 +40,8 @@ MAY_IMPORT = {
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
     "viz": ("errors", "rows", "ledger"), "live": ("errors", "rows", "ledger", "textfile"),
-    "interval": ("errors",),
+    "interval": ("errors",), "progress": ("errors", "textfile"),
+    "quizzes": ("errors", "rows", "placements", "interval", "plan"),
     "plan": (*FOUNDATION, "interval", "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
 }

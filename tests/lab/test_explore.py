@@ -7,6 +7,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
+from fsdp_ref import world
 from fsdp_ref.engine import fully_shard
 from fsdp_ref.engine.hooks import hooks_of
 from fsdp_ref.errors import ConfigError, FsdpRefError
@@ -103,10 +104,16 @@ def test_without_widgets_the_static_picture_its_words_and_table_stand_there(ledg
     assert data["image/png"].startswith(b"\x89PNG") and "Rank 0 holds" in data["text/plain"] and metadata["image/png"]["alt"]
 
 
-def test_ledgers_shards_and_units_show_as_pictures(ledger):
+@pytest.fixture
+def unit():
+    """A unit in this process, which becomes a world of one for it."""
+    yield hooks_of(fully_shard(nn.Linear(6, 4))).unit
+    world.stop()
+
+
+def test_ledgers_shards_and_units_show_as_pictures(ledger, unit):
     shell = InteractiveShell()
     reprs.install(shell)
-    unit = hooks_of(fully_shard(nn.Linear(6, 4))).unit
     shard = Shard(1, "u", "u.weight", (5, 3), "float32", 2, 2, 2)
     for value, words in ((ledger, "Rank 0: step"), (shard, "Who holds which rows"), (unit, "2 parameters")):
         data, metadata = shell.display_formatter.format(value)

@@ -56,6 +56,14 @@ def ranks_of(process):
     return psutil.Process(process.pid).children(recursive=True)
 
 
+def rank_in(process):
+    """RANK in the environment of a process; None when it has none, or has ended since it was listed."""
+    try:
+        return process.environ().get("RANK")
+    except psutil.Error:
+        return None
+
+
 def gone(processes):
     return not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 

@@ -21,6 +21,7 @@ from .commands import (
     exact,
     finish,
     gone,
+    rank_in,
     ranks_of,
     resume_and_compare,
     run_until_past_a_checkpoint,
@@ -88,11 +89,11 @@ def test_a_rank_that_is_killed_ends_the_run_with_one_line_and_it_goes_on_bit_for
     run = tmp_path / "run"
     process = run_until_past_a_checkpoint(text, run)
     ranks = ranks_of(process)
-    victim = next(p for p in ranks if p.environ().get("RANK") == "1")
+    victim = next(p for p in ranks if rank_in(p) == "1")
     victim.kill()
     code, _, err = finish(process)
     assert code == 3
-    assert err.count("\n") == 1 and "rank 1 was killed by SIGKILL" in err and f"fsdp-ref train --out {run} --resume auto" in err
+    assert err.count("\n") == 1 and "rank 1 died with signal 9 (SIGKILL)" in err and f"fsdp-ref train --out {run} --resume auto" in err
     assert gone(ranks)
     resume_and_compare(run, reference)
 
@@ -110,7 +111,7 @@ def test_no_rank_outlives_a_command_that_is_killed_also_when_signals_are_ignored
 
 def test_no_rank_outlives_a_command_that_is_killed_while_they_start(text, tmp_path):
     process = start(*TINY, "--data", text, "--out", tmp_path / "run")
-    ranks = until(lambda: [p for p in ranks_of(process) if p.environ().get("RANK")], "the first rank")
+    ranks = until(lambda: [p for p in ranks_of(process) if rank_in(p)], "the first rank")
     process.kill()
     finish(process)
     until(lambda: gone(ranks), "the ranks' end")

@@ -1,8 +1,10 @@
 """Machines that go away: torchrun starts the ranks again and the run goes on by itself; a signal to the command or to one rank saves and
 ends it with exit code 75, and fewer or more ranks take it up."""
 
+import contextlib
 import signal
 
+import psutil
 import pytest
 import torch
 
@@ -10,30 +12,49 @@ from fsdp_ref import preemption, world
 from fsdp_ref.errors import Preempted
 from fsdp_ref.train_run import checkpoints, read_log
 
-from .commands import STEPS, TINY, TORCHRUN, exact, finish, gone, ranks_of, run_until_past_a_checkpoint, start, steps_done, train, until
+from .commands import (
+    STEPS,
+    TINY,
+    TORCHRUN,
+    exact,
+    finish,
+    gone,
+    rank_in,
+    ranks_of,
+    run_until_past_a_checkpoint,
+    start,
+    steps_done,
+    train,
+    until,
+)
 
 pytestmark = pytest.mark.slow
 
 
 def rank_process(process, rank):
-    return next(p for p in ranks_of(process) if p.environ().get("RANK") == str(rank))
+    """The process of a rank; it may be gone by the time it is used."""
+    return until(lambda: next((p for p in ranks_of(process) if rank_in(p) == str(rank)), None), f"rank {rank}")
 
 
-@pytest.mark.parametrize("program", [TORCHRUN, None], ids=["torchrun", "fsdp-ref"])
-def test_ranks_are_started_again_and_the_run_ends_as_if_none_had_been_killed(text, reference, tmp_path, program):
-    """A death after the second checkpoint (go on from there); with torchrun one more, before the first checkpoint (start over)."""
-    run, how = tmp_path / "run", {"program": (*TORCHRUN[:2], "--max-restarts", "2", *TORCHRUN[2:])} if program else {}
-    process = start(*TINY, "--data", text, "--out", run, *([] if program else ["--max-restarts", 1]), **how)
-    if program:
-        until(lambda: steps_done(run) >= 2, "step 2")
-        ranks = ranks_of(process)
-        rank_process(process, 1).kill()
-        until(lambda: gone(ranks), "the end of the first start")
+def kill(process, rank):
+    with contextlib.suppress(psutil.NoSuchProcess):
+        rank_process(process, rank).kill()
+
+
+def test_ranks_are_started_again_and_the_run_ends_as_if_none_had_been_killed(text, reference, tmp_path):
+    """One death before the first checkpoint (start over) and one after the second (go on from there). torchrun is what starts the ranks
+    of `fsdp-ref train` too."""
+    run = tmp_path / "run"
+    process = start(*TINY, "--data", text, "--out", run, "--max-restarts", 2)
+    until(lambda: steps_done(run) >= 2, "step 2")
+    ranks = ranks_of(process)
+    kill(process, 1)
+    until(lambda: gone(ranks), "the end of the first start")
     until(lambda: len(checkpoints(run)) == 2 or process.poll() is not None, "the second checkpoint")
-    rank_process(process, 0).kill()
+    kill(process, 0)
     code, out, err = finish(process)
     assert code == 0, err
-    assert f"started again (number {2 if program else 1})" in out and "resumed after step" in out
+    assert "started again (number 2)" in out and "resumed after step" in out
     assert exact(run) == exact(reference)
 
 
@@ -75,8 +96,7 @@ def test_a_signal_to_the_command_is_sent_on_and_the_run_goes_on_bit_for_bit(text
 def test_a_signal_while_the_ranks_start_is_heard_as_soon_as_they_can_listen(text, tmp_path):
     run = tmp_path / "run"
     process = start(*TINY, "--data", text, "--out", run)
-    victim = until(lambda: next((p for p in ranks_of(process) if p.environ().get("RANK") == "0"), None), "the first rank")
-    victim.send_signal(signal.SIGTERM)
+    rank_process(process, 0).send_signal(signal.SIGTERM)
     code, _, err = finish(process)
     assert code == 75 and err.count("\n") == 1 and "stop" in err and steps_done(run) == 0
 
