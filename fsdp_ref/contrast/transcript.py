@@ -6,7 +6,7 @@
 
 It listens where torch dispatches operations, so it sees what a library really sent and not what it says about itself. While it listens,
 this package's own collectives take the library's route (collectives.py, [Note: two routes]). It hears the thread that entered it alone, and
-must never change what it hears.
+must never change what it hears. Messages from one rank to another (the lab's comparison of calls, say) are no collectives and left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Transcript(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         namespace, _, name = func.name().partition("::")
-        if namespace == "c10d":
+        if namespace == "c10d" and name in NAMES:
             sizes = [leaf.numel() * leaf.element_size() for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
-            self.rows.append((NAMES.get(name, name), max(sizes, default=0)))
+            self.rows.append((NAMES[name], max(sizes, default=0)))
         return func(*args, **(kwargs or {}))

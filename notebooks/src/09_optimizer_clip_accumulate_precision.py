@@ -18,7 +18,7 @@
 
 # %%
 from fsdp_ref import ZERO3, viz
-from fsdp_ref.lab import changed, predict, read, start
+from fsdp_ref.lab import ask, changed, predict, read, start
 
 lab = start(ranks=4, limit=60)
 
@@ -211,17 +211,15 @@ for name, book in books.items():
 print("the same weights afterwards, to 1e-5:", (weights["reduced once"] - weights["reduced each time"]).abs().max().item() < 1e-5)
 
 # %% [markdown]
-# You may have heard that `no_sync` saves time for free. Measured: it saves three of four reductions and no gather (backward needs whole
-# weights for every micro-batch), and until the last backward it holds an unsharded gradient: 4 bytes a parameter, whatever $N$ is. For a
-# model that only fits because its gradients are sharded, it is the line that ends the run.
-
-# %% [markdown]
+# You may have heard that `no_sync` saves time for free. Measured: it saves three of four reductions and no gather, and until the last
+# backward it holds an unsharded gradient, 4 bytes a parameter whatever $N$ is. A model that only fits because its gradients are sharded
+# ends there.
+#
 # ## 4. A mean of means
 #
-# Dividing each micro-batch's mean loss by their number is right when all have equally many tokens. Say one has 60 and the other 4. In the
-# mean of the two means each of the 4 tokens weighs $\frac12\cdot\frac14 = \frac18$ and each of the 60 only $\frac12\cdot\frac1{60} =
-# \frac1{120}$: fifteen times less. Each should weigh $\frac1{64}$: multiply each mean by *its* share of the tokens of all micro-batches
-# (and ranks).
+# Averaging the micro-batches' mean losses is right when all have equally many tokens. Say one has 60 and one has 4. Each of the 4 then
+# weighs $\frac12\cdot\frac14 = \frac18$, each of the 60 only $\frac12\cdot\frac1{60} = \frac1{120}$. All should weigh $\frac1{64}$:
+# multiply each mean by *its* share of the tokens (of all micro-batches and ranks).
 
 # %%
 def gradient(weights):
@@ -240,7 +238,7 @@ whole = lab.run(gradient, {"0:3": 1.0})[0]                          # all 64 tok
 means = lab.run(gradient, {"0:2": 1 / 2, "2:3": 1 / 2})[0]
 shares = lab.run(gradient, {"0:2": 60 / 64, "2:3": 4 / 64})[0]
 off = {name: ((found - whole).norm() / whole.norm()).item() for name, found in (("mean of means", means), ("shares", shares))}
-print(*(f"{name}: {100 * value:.2g} % away from the gradient of all 64 tokens" for name, value in off.items()), sep="\n")
+print(*(f"{name}: {100 * value:.3f} % away from the gradient of all 64 tokens" for name, value in off.items()), sep="\n")
 
 # %% tags=["nbval-check-output"]
 print("shares are right to 1e-5:", off["shares"] < 1e-5, "  the mean of means is off by more than 10 %:", off["mean of means"] > 0.1)
@@ -281,8 +279,7 @@ def mixed(policy, fp8_wire=False):
 # %%
 def audit(policy):
     """The dtype of each number in training, and bytes a parameter that rest on this rank after backward."""
-    model, optimizer = mixed(policy)
-    seen = {}
+    (model, optimizer), seen = mixed(policy), {}
     model.blocks[0].mlp.register_forward_pre_hook(lambda mlp, _: seen.update(compute=mlp.up.weight.dtype))
     for _ in range(2):
         optimizer.step()                                           # the first has no gradient yet and does nothing
@@ -387,6 +384,9 @@ for name, book in books.items():
 
 # %%
 changed("00:one_step", accumulate)
+
+# %%
+ask("09")
 
 # %% [markdown]
 # ## What to take along
