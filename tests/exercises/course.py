@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from fsdp_ref.exercises import source
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "instructors.md"
 NAME = "ring_all_gather"
+LIMIT = 600             # seconds for one block of commands, on a machine that does other things too
 
 HALF = '''
 def ring_all_gather(mine, rank, world, send, recv):
@@ -53,9 +55,16 @@ def shell(block: str, folder: Path) -> str:
         (tools / "fsdp-ref").chmod(0o755)
     path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "JUPYTER_PREFER_ENV_PATH": "1"}
-    done = subprocess.run(["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, f"{block}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    return done.stdout + done.stderr
+    process = subprocess.Popen(["bash", "-euo", "pipefail", "-c", block], cwd=folder, env=environment, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        said, _ = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)                 # the tool's kernels too
+        said, _ = process.communicate(timeout=10)
+        raise AssertionError(f"not done in {LIMIT} s: {block}\n{said[-3000:]}") from None
+    assert process.returncode == 0, f"{block}\n{said[-5000:]}"
+    return said
 
 
 def handed_in(released: Path) -> dict[str, nbformat.NotebookNode]:
