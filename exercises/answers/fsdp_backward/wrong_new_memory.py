@@ -1,4 +1,4 @@
-"""must be filled again"""
+"""it was gathered into other memory"""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""has no weights when its backward reads them"""
+"""no all-gather was called before backward"""
 
 import torch
 

@@ -100,8 +100,10 @@ def judge(case: dict, evidence: list[dict]) -> list[Finding]:
 
 def _empty(case: dict, rank: int, seen: dict, by_rank: list) -> Iterator[Finding]:
     for step, index in seen["empty"]:
-        yield Finding("values", f"unit {index} has no weights when its backward reads them: autograd saved views of unit.full, so its own "
-                      "storage must be filled again, by an all-gather before backward", rank, f"unit {index}", step)
+        gathered = any(row["what"] == "all-gather" and row["point"] == f"step {step}, before unit {index}" for row in seen["log"])
+        why = ("it was gathered into other memory, but autograd saved views of unit.full, so the storage of unit.full must be filled again"
+               if gathered else "forward freed them, and no all-gather was called before backward")
+        yield Finding("values", f"unit {index} has no weights when its backward reads them: {why}", rank, f"unit {index}", step)
 
 
 def _calls(case: dict, rank: int, seen: dict, by_rank: list) -> Iterator[Finding]:
