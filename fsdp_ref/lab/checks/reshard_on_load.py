@@ -75,7 +75,7 @@ def run(student, case: dict, rank: int, world: int) -> dict:
 def judge(case: dict, evidence: list[dict]) -> list[Finding]:
     """What is wrong, the cause before what follows from it."""
     found: list[Finding] = []
-    for look in (_failed, _reads, _rows):
+    for look in (_failed, _rows, _reads):
         for rank, seen in enumerate(evidence):
             found += look(case, rank, seen)
     return found
