@@ -1,0 +1,82 @@
+"""The judge's hold on the fork server (inside/server.py): start it, ask it for ranks, have them ended.
+
+One server a process, started when the first check needs it and ended with the process. It must never wait for it without a limit.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from ...errors import WorldError
+
+SERVER = Path(__file__).with_name("inside") / "server.py"
+START = 120.0                   # seconds the server may take to import torch
+ANSWER = 30.0                   # seconds it may take to fork or to kill
+
+_server: Server | None = None
+
+
+class Server:
+    """The fork server's process, and our end of its line."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self._line, theirs = socket.socketpair()
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "JPY_"))}
+        self._process = subprocess.Popen([sys.executable, "-P", str(SERVER), str(self.owner)], stdin=theirs, stdout=subprocess.DEVNULL,
+                                         stderr=subprocess.PIPE, start_new_session=True, env=environment | {"OMP_NUM_THREADS": "1"})
+        theirs.close()
+        self._read(START)
+
+    def _read(self, limit: float) -> dict:
+        self._line.settimeout(limit)
+        try:
+            text = self._line.recv(65536)
+        except TimeoutError:
+            text = b""
+        if not text:
+            self.stop()
+            said = self._process.stderr.read().decode(errors="replace").strip().splitlines()[-1:]
+            raise WorldError(f"the process that starts the ranks of a check is gone ({said[0] if said else 'it said nothing'}); "
+                             "check again, and run fsdp-ref doctor if it happens twice")
+        return json.loads(text)
+
+    def start(self, files: list[int], ranks: int) -> list[int]:
+        """Fork `ranks` ranks: their lines, then their outputs."""
+        socket.send_fds(self._line, [json.dumps({"ranks": ranks}).encode()], files)
+        return self._read(ANSWER)["pids"]
+
+    def end_ranks(self, stack: bool) -> list[int | None]:
+        """Kill what still runs; how each rank had ended before that."""
+        self._line.sendall(json.dumps({"stop": True, "stack": stack}).encode())
+        return self._read(ANSWER)["statuses"]
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs and is this process's own."""
+        return self.owner == os.getpid() and self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the server and its ranks."""
+        if self.owner == os.getpid():
+            self._line.close()
+            try:
+                self._process.wait(5)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(5)
+
+
+def server() -> Server:
+    """The server of this process, started when it is first needed."""
+    global _server
+    if _server is None or not _server.usable:
+        _server = Server()
+        atexit.register(_server.stop)
+    return _server
