@@ -1,4 +1,4 @@
-"""the all-reduce was a sum"""
+"""and the all-reduce is a sum"""
 
 import math
 

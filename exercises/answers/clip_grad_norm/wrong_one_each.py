@@ -1,4 +1,4 @@
-"""all-reduces (8 bytes) where one is enough"""
+"""2 messages (8 bytes) where one all-reduce is enough"""
 
 import math
 

@@ -1,4 +1,4 @@
-"""no all-gather of unit 0 was called before its forward"""
+"""no all-gather of unit 0 is called before its forward"""
 
 
 def fsdp_forward(unit, all_gather):

@@ -1,4 +1,4 @@
-"""every rank holds all units whole, nothing is sharded"""
+"""all units are whole on every rank, nothing is sharded"""
 
 
 def fsdp_forward(unit, all_gather):

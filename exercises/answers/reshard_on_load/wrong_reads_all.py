@@ -1,4 +1,4 @@
-"""this rank reads all 8 rows to keep 4"""
+"""it reads all 8 rows to keep 4"""
 
 import torch
 

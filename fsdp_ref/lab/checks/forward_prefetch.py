@@ -1,152 +1,80 @@
-"""The exercise `forward_prefetch`: the next unit is gathered while this one computes, on a clock that is counted, not measured.
+"""The exercise `forward_prefetch` (notebook 10): the next unit is gathered while this one computes, on a clock that is counted, not measured.
 
-[Note: the counted clock] Every rank has one link and one thread. `compute` takes the thread for a given time; a gather takes the link, from
-when it is asked for or the link is free; `wait` moves the thread to the end of the gather. What it moves by is exposed. The messages are real.
+The clock is the harness's (inside/forward_prefetch.py, [Note: the counted clock]).
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
-from .finding import Finding, close, largest
+from .exercise import Case, Exercise
+from .finding import Finding, Picture, careful, close, largest, verdicts
+from .observe import Evidence
+from .report import Verdict
 
-PROPERTIES = ("values", "overlap", "lifetime", "order", "bytes", "no hang")
-
-
-def cases(seed: int) -> list[dict]:
-    """Times of gathers and computes, in milliseconds; the link is faster than compute, then slower, then now one and now the other."""
-    return [{"world": 2, "gather": [3, 3, 3, 3], "compute": [4, 4, 4, 4], "length": 4, "seed": 41},
-            {"world": 2, "gather": [5, 5, 5], "compute": [2, 2, 2], "length": 3, "seed": seed},
-            {"world": 3, "gather": [2, 6, 1, 4, 3], "compute": [5, 3, 2, 6, 1], "length": 2, "seed": seed + 1}]
-
-
-def shard_of(case: dict, index: int, rank: int) -> torch.Tensor:
-    """What one rank holds of a unit's weights."""
-    random = torch.Generator().manual_seed(case["seed"] + 50 * index + rank)
-    return torch.randn(case["length"], generator=random)
+GOOD = {"values": "the output is that of the plain forward",
+        "overlap": "no more is exposed than with one unit gathered ahead",
+        "lifetime": "never more than two units are whole, and none afterwards",
+        "order": "each unit computes once, with its weights there",
+        "bytes": "each unit is gathered once"}
 
 
-def apply(whole: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """What a unit computes."""
-    return torch.tanh(x + whole)
+def cases(seed: int) -> Iterator[Case]:
+    """Times in milliseconds; the link is faster than compute, then slower, then now one and now the other."""
+    draw = random.Random(seed)
+    yield case_of(2, [3, 3, 3, 3], [4, 4, 4, 4], 41)
+    yield case_of(2, [5, 5, 5], [2, 2, 2], seed)
+    count = draw.randint(4, 6)
+    yield case_of(3, [draw.randint(1, 9) for _ in range(count)], [draw.randint(1, 9) for _ in range(count)], seed + 1)
 
 
-def start_of(case: dict) -> torch.Tensor:
-    """The input of the first unit."""
-    return torch.zeros(case["length"] * case["world"])
+def case_of(world: int, gather: list[int], compute: list[int], seed: int) -> Case:
+    """Units of equal size; what each takes to gather and to compute."""
+    make = torch.Generator().manual_seed(seed)
+    shards = [[torch.randn(3, generator=make) for _ in gather] for _ in range(world)]
+    facts = {"gather": gather, "compute": compute, "units": [f"block {index}" for index in range(len(gather))]}
+    return Case(world, f"{world} ranks, gathers of {gather} ms and computes of {compute} ms", shared=facts,
+                each=[{"shards": mine} for mine in shards], known={**facts, "shards": shards})
 
 
-@dataclass
-class Link:
-    """The counted clock, and the units that are whole. [Note: the counted clock]"""
-
-    case: dict
-    rank: int
-    now: float = 0.0
-    free_at: float = 0.0
-    exposed: float = 0.0
-    log: list[dict] = field(default_factory=list)
-    arrived: dict[int, torch.Tensor] = field(default_factory=dict)
-    whole: set[int] = field(default_factory=set)
-    peak: int = 0
-
-    def index(self, unit: str) -> int:
-        """Which unit a name stands for."""
-        names = unit_names(self.case)
-        if unit not in names:
-            raise ValueError(f"there is no unit {unit!r}; the units are {', '.join(names)}")
-        return names.index(unit)
-
-    def gather(self, unit: str) -> Handle:
-        """Begin a gather; the memory is taken at once."""
-        index = self.index(unit)
-        begin = max(self.now, self.free_at)
-        self.free_at = end = begin + self.case["gather"][index]
-        mine = shard_of(self.case, index, self.rank)
-        pieces = [torch.empty_like(mine) for _ in range(self.case["world"])]
-        dist.all_gather(pieces, mine)
-        self.whole.add(index)
-        self.peak = max(self.peak, len(self.whole))
-        self.log.append({"what": "gather", "unit": index, "asked": self.now, "begin": begin, "end": end, "whole": len(self.whole)})
-        return Handle(self, index, end, torch.cat(pieces))
-
-    def compute(self, unit: str, x: torch.Tensor) -> torch.Tensor:
-        """Forward of one unit."""
-        index = self.index(unit)
-        there = index in self.arrived
-        self.log.append({"what": "compute", "unit": index, "begin": self.now, "there": there, "asked": index in self.whole})
-        self.now += self.case["compute"][index]
-        return apply(self.arrived[index] if there else torch.zeros_like(x), x)
-
-    def release(self, unit: str) -> None:
-        """Free the whole weights of one unit."""
-        index = self.index(unit)
-        self.log.append({"what": "free", "unit": index, "at": self.now, "was": index in self.whole})
-        self.whole.discard(index)
-        self.arrived.pop(index, None)
-
-
-@dataclass
-class Handle:
-    """A gather on its way."""
-
-    link: Link
-    index: int
-    end: float
-    weights: torch.Tensor
-
-    def wait(self) -> None:
-        """Return when the weights are there."""
-        late = max(0.0, self.end - self.link.now)
-        self.link.log.append({"what": "wait", "unit": self.index, "exposed": late})
-        self.link.exposed += late
-        self.link.now += late
-        if self.index in self.link.whole:
-            self.link.arrived[self.index] = self.weights
-
-
-def unit_names(case: dict) -> list[str]:
+def unit_names(case: Case) -> list[str]:
     """What the units are called."""
-    return [f"block {index}" for index in range(len(case["gather"]))]
+    return case.known["units"]
 
 
-def run(student, case: dict, rank: int, world: int) -> dict:
-    """One forward on this rank."""
-    link = Link(case, rank)
-    out = student(unit_names(case), start_of(case), link.gather, link.compute, link.release)
-    return {"output": out.detach() if isinstance(out, torch.Tensor) else None, "log": link.log, "exposed": link.exposed, "peak": link.peak,
-            "left": sorted(link.whole), "seconds": link.now}
-
-
-def bound(case: dict) -> float:
+def bound(case: Case) -> float:
     """The exposed time with one unit gathered ahead: the first gather, and what later ones take longer than the compute before them."""
     now = free_at = exposed = 0.0
-    ends = [case["gather"][0]]
+    ends = [case.known["gather"][0]]
     free_at = ends[0]
-    for index, compute in enumerate(case["compute"]):
+    for index, compute in enumerate(case.known["compute"]):
         late = max(0.0, ends[index] - now)
         exposed, now = exposed + late, now + late
-        if index + 1 < len(case["gather"]):
-            free_at = max(now, free_at) + case["gather"][index + 1]
+        if index + 1 < len(case.known["gather"]):
+            free_at = max(now, free_at) + case.known["gather"][index + 1]
             ends.append(free_at)
         now += compute
     return exposed
 
 
-def judge(case: dict, evidence: list[dict]) -> list[Finding]:
+@careful
+def judge(case: Case, evidence: Evidence) -> list[Verdict]:
     """What is wrong, the cause before what follows from it."""
-    found: list[Finding] = []
-    for look in (_order, _held, _overlap, _numbers):
-        for rank, seen in enumerate(evidence):
-            found += look(case, rank, seen)
-    return found
+    found = [finding for look in (_order, _held, _overlap, _numbers) for rank, seen in enumerate(evidence.values())
+             for finding in look(case, rank, seen)]
+    count = len(unit_names(case))
+    best = ["gather 0", "wait 0"]
+    for index in range(count):
+        best += ([f"gather {index + 1}"] if index + 1 < count else []) + [f"compute {index}", f"free {index}"]
+        best += [f"wait {index + 1}"] if index + 1 < count else []
+    actual = [[f"{row['what']} {row['unit']}" for row in seen["log"]] for seen in evidence.values()]
+    return verdicts(found, GOOD, Picture("calls in order (one order that is right)", [best] * case.world, actual))
 
 
-def _order(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
+def _order(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
     names = unit_names(case)
     for row in (row for row in seen["log"] if row["what"] == "compute" and not row["there"]):
         name = names[row["unit"]]
@@ -165,7 +93,7 @@ def _order(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
             yield Finding("bytes", f"{name} is gathered {times} times in one forward; once is enough", rank, name)
 
 
-def _held(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
+def _held(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
     names = unit_names(case)
     frees = [row for row in seen["log"] if row["what"] == "free"]
     if not frees and seen["log"]:
@@ -181,12 +109,12 @@ def _held(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
                       names[seen["left"][0]])
 
 
-def _overlap(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
-    least, sum_of_all = bound(case), float(sum(case["gather"]))
+def _overlap(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
+    least, sum_of_all = bound(case), float(sum(case.known["gather"]))
     if seen["exposed"] > least + 1e-9:
         late = [row for row in seen["log"] if row["what"] == "wait" and row["exposed"] > 0]
         places = {(row["what"], row["unit"]): place for place, row in reversed(list(enumerate(seen["log"])))}
-        early = [unit for unit in range(1, len(case["gather"]))
+        early = [unit for unit in range(1, len(case.known["gather"]))
                  if places.get(("gather", unit), 0) < places.get(("compute", unit - 1), 0) and places.get(("wait", unit), 1e9) <
                  places.get(("compute", unit - 1), 0)]
         why = ("a gather is begun in time and waited for at once, before the unit ahead of it computes" if early else
@@ -196,11 +124,25 @@ def _overlap(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
                       unit_names(case)[late[-1]["unit"]] if late else None)
 
 
-def _numbers(case: dict, rank: int, seen: dict) -> Iterator[Finding]:
-    x = start_of(case)
-    for index in range(len(case["gather"])):
-        x = apply(torch.cat([shard_of(case, index, each) for each in range(case["world"])]), x)
-    if seen["output"] is None:
+def _numbers(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
+    x = torch.zeros(case.world * len(case.known["shards"][0][0]))
+    for index in range(len(case.known["gather"])):
+        x = torch.tanh(x + torch.cat([case.known["shards"][each][index] for each in range(case.world)]))
+    if not isinstance(seen["output"], torch.Tensor):
         yield Finding("values", "the function returns no tensor; return the output of the last unit", rank)
     elif not close(seen["output"], x):
         yield Finding("values", f"the output differs from that of the plain forward by up to {largest(seen['output'], x):.3g}", rank, "output")
+
+
+EXERCISE = Exercise(
+    id="forward_prefetch", notebook="10", title="Gather the next unit while this one computes",
+    task="Run the forward of all units in order and return the last output. gather(unit) begins an all-gather and returns a handle at once; "
+         "handle.wait() returns when the weights are there; compute(unit, x) returns the unit's output and needs them; free(unit) gives their "
+         "memory back. Memory is taken when a gather begins. At most two units may be whole at once, and as little time as possible may be "
+         "spent in wait(). The clock is counted, so every run takes the same time.",
+    signature="def forward_prefetch(units, x, gather, compute, free):",
+    points={"values": 2, "order": 1, "overlap": 3, "lifetime": 2, "bytes": 1, "no hang": 1},
+    hints=("Draw two lanes, gathers above and computes below. When is the link idle in the plain loop gather, wait, compute, free?",
+           "While unit i computes, the link can carry unit i + 1: begin that gather before compute(i), and wait for it after.",
+           "Before the loop begin the first gather. In each turn: wait for this unit, begin the next one if there is one, compute, free."),
+    cases=cases, judge=judge)

@@ -25,6 +25,11 @@ class Meter(TorchDispatchMode):
         self.peak = self.largest = 0
         self.made: list[int] = []                           # bytes of each storage, in the order in which they were made
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; if this were True, torch would import its compiler (seconds) at the first operation in every rank."""
+        return False
+
     def know(self, *tensors: torch.Tensor) -> None:
         """Count these tensors too."""
         for tensor in tensors:
