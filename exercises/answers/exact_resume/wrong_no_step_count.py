@@ -13,8 +13,7 @@ def exact_resume(run, state=None):
             "random": torch.get_rng_state(),
         }
     run.model.load_state_dict(state["model"])
-    for slot in state["optimizer"]["state"].values():
-        slot["step"].zero_()
+    state["optimizer"]["step_count"] = 0
     run.optimizer.load_state_dict(state["optimizer"])
     run.schedule.load_state_dict(state["schedule"])
     run.loader.epoch, run.loader.position = state["place"]

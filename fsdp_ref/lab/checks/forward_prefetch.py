@@ -141,7 +141,7 @@ EXERCISE = Exercise(
          "memory back. Memory is taken when a gather begins. At most two units may be whole at once, and as little time as possible may be "
          "spent in wait(). The clock is counted, so every run takes the same time.",
     signature="def forward_prefetch(units, x, gather, compute, free):",
-    points={"values": 2, "order": 1, "overlap": 3, "lifetime": 2, "bytes": 1, "no hang": 1},
+    points={"values": 2, "order": 1, "bytes": 1, "lifetime": 2, "overlap": 3, "no hang": 1},
     hints=("Draw two lanes, gathers above and computes below. When is the link idle in the plain loop gather, wait, compute, free?",
            "While unit i computes, the link can carry unit i + 1: begin that gather before compute(i), and wait for it after.",
            "Before the loop begin the first gather. In each turn: wait for this unit, begin the next one if there is one, compute, free."),

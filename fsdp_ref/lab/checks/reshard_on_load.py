@@ -76,15 +76,14 @@ def _failed(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
 def _reads(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
     first, count = own(case, rank)
     read = sum(row["rows"] for row in seen["log"])
-    if read >= case.known["rows"] > count:
-        yield Finding("sharding", f"it reads all {read} rows to keep {count} of them: every rank holds the whole tensor for a moment",
-                      rank)
+    needed = {file for file, start, rows in case.known["pieces"] if start < first + count and first < start + rows}
+    elsewhere = {row["file"] for row in seen["log"] if row["rows"]} - needed
+    if read >= case.known["rows"] > count and elsewhere:
+        yield Finding("sharding", f"it reads all {read} rows to keep {count} of them: every rank holds the whole tensor for a moment", rank)
     if read > count:
-        overlap = [file for file, start, rows in case.known["pieces"] if start < first + count and first < start + rows]
-        touched = {row["file"] for row in seen["log"] if row["rows"]}
-        whole_files = touched <= set(overlap) and all(row["rows"] == row["length"] for row in seen["log"])
+        whole = not elsewhere and all(row["rows"] == row["length"] for row in seen["log"])
         yield Finding("bytes", f"{read} rows are read where this rank's own are {count}"
-                      + (": whole files are read, and only part of each is needed" if whole_files else ""), rank)
+                      + (": whole files are read, and only part of each is needed" if whole else ""), rank)
     times = {row["file"]: sum(other["file"] == row["file"] for other in seen["log"]) for row in seen["log"]}
     for file, number in times.items():
         if number > 1:

@@ -1,35 +1,35 @@
-"""The exercise `sharded_save`: every rank writes its slice, and the checkpoint appears under its name all at once or not at all.
+"""The exercise `sharded_save` (notebook 11): every rank writes its slice, and the checkpoint appears under its name all at once or not at all.
 
-The save runs once undisturbed; then once for every operation of every rank, which is killed there; and after each kill once more, because a
-run that died is started again on the same disk.
+The disk, its kills and what a rank can know of another are the harness's (inside/disk.py).
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from safetensors.torch import save_file
 
-from .disk import Disk, call, contents, digest, shared_folder
-from .finding import Finding
+from .exercise import Case, Exercise
+from .finding import Finding, careful, verdicts
+from .inside.disk import digest
+from .observe import Evidence
+from .report import Verdict
 
-PROPERTIES = ("values", "sharding", "atomic", "order", "no hang")
 OLD, NEW = 3, 7                              # the step that is saved already, and the one to save
+GOOD = {"values": "every rank's file holds its tensors",
+        "sharding": "each rank writes what it holds, and nothing else",
+        "order": "whoever publishes knows that all has been written and synced, and nobody returns before that",
+        "atomic": "after a kill at any operation the disk holds whole checkpoints only, and the next try works"}
 
 
-def cases(seed: int) -> list[dict]:
-    """Two worlds; ranks hold different shapes, the last one nothing of `bias`."""
-    return [{"world": 2, "seed": 61}, {"world": 3, "seed": seed}]
-
-
-def shards_of(case: dict, rank: int, step: int) -> dict[str, torch.Tensor]:
-    """What one rank holds at a step."""
-    random = torch.Generator().manual_seed(case["seed"] + 10 * step + rank)
-    return {"weight": torch.randn(3, 4, generator=random) + rank, "bias": torch.randn(2 if rank < case["world"] - 1 else 0, generator=random)}
+def cases(seed: int) -> Iterator[Case]:
+    """Ranks hold different numbers, the last one nothing of `bias`."""
+    for world, start in ((2, 61), (3, seed)):
+        make = torch.Generator().manual_seed(start)
+        steps = [[{"weight": torch.randn(3, 4, generator=make), "bias": torch.randn(2 if rank < world - 1 else 0, generator=make)}
+                  for rank in range(world)] for _ in (OLD, NEW)]
+        yield Case(world, f"{world} ranks, the last without a bias", shared={"old": OLD, "new": NEW, "older": steps[0]},
+                   each=[{"shards": tensors} for tensors in steps[1]], known={OLD: steps[0], NEW: steps[1]}, one_folder=True, limit=15.0, cpu=8)
 
 
 def name_of(step: int) -> str:
@@ -37,95 +37,51 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def run(student, case: dict, rank: int, world: int) -> dict:
-    """All the saves of this rank; rank 0 looks at the disk after each."""
-    root = shared_folder()
-    try:
-        full, disk = _save(student, case, rank, root)
-        log, trials = disk.log, []
-        operations = [row["what"] for row in log if row["what"] != "barrier"]
-        own = all(row["path"].rpartition("/")[2] == f"rank-{rank}.safetensors" for row in log if row["what"] == "write")
-        counts = _everyone(len(operations) if full["how"] == "returned" and own else -1, world)
-        for victim, number in enumerate(counts if min(counts) >= 0 else []):
-            for at in range(number):
-                half = _told(operations[at] == "write" if rank == victim else False)
-                for halved in (False, True) if half else (False,):
-                    what = operations[at] if rank == victim else ""
-                    trials.append({"victim": victim, "at": at, "half": halved, "what": what, **_trial(student, case, rank, root, victim, at, halved)})
-        return {"log": log, "end": full, "found": full.pop("found"), "trials": trials}
-    finally:
-        dist.barrier()
-        if rank == 0:
-            shutil.rmtree(root, ignore_errors=True)
-
-
-def _everyone(number: int, world: int) -> list[int]:
-    numbers = [torch.zeros(1, dtype=torch.int64) for _ in range(world)]
-    dist.all_gather(numbers, torch.tensor([number]))
-    return [int(each) for each in numbers]
-
-
-def _told(yes: bool) -> bool:
-    flag = torch.tensor([int(yes)])
-    dist.all_reduce(flag)
-    return bool(flag)
-
-
-def _save(student, case: dict, rank: int, root: Path, kill_at: int | None = None, half: bool = False, anew: bool = True) -> tuple[dict, Disk]:
-    """One save on a disk that holds an older checkpoint (`anew`), or on the disk as the last save left it."""
-    if rank == 0 and anew:
-        shutil.rmtree(root)
-        (root / name_of(OLD)).mkdir(parents=True)
-        for each in range(case["world"]):
-            save_file(shards_of(case, each, OLD), root / name_of(OLD) / f"rank-{each}.safetensors")
-    dist.barrier()
-    disk = Disk(root, kill_at, half)
-    ended = call(student, disk, NEW, shards_of(case, rank, NEW), rank, case["world"])
-    ended["found"] = contents(root) if rank == 0 else {}
-    dist.barrier()
-    return ended, disk
-
-
-def _trial(student, case: dict, rank: int, root: Path, victim: int, at: int, half: bool) -> dict:
-    """A kill of `victim` at its operation number `at`, and what a second try makes of the disk."""
-    ended, _ = _save(student, case, rank, root, at if rank == victim else None, half)
-    published = _told(name_of(NEW) in ended["found"])
-    again = {"how": "returned", "error": "", "found": ended["found"]} if published else _save(student, case, rank, root, anew=False)[0]
-    return {"how": ended["how"], "found": ended["found"], "again": again["how"], "error": again["error"], "after": again["found"]}
-
-
-def judge(case: dict, evidence: list[dict]) -> list[Finding]:
+@careful
+def judge(case: Case, evidence: Evidence) -> list[Verdict]:
     """What is wrong, the cause before what follows from it."""
-    return [finding for look in (_ended, _sharding, _files, _known, _kills) for finding in look(case, evidence)]
+    return verdicts([finding for look in (_made, _known, _ended, _sharding, _files, _kills) for finding in look(case, evidence.values())], GOOD)
 
 
-def expected(case: dict, step: int) -> dict[str, str]:
+def expected(case: Case, step: int) -> dict[str, str]:
     """What the files of a checkpoint hold."""
-    return {f"rank-{rank}.safetensors": digest(shards_of(case, rank, step)) for rank in range(case["world"])}
+    return {f"rank-{rank}.safetensors": digest(case.known[step][rank]) for rank in range(case.world)}
 
 
-def _ended(case: dict, evidence: list[dict]) -> Iterator[Finding]:
+def _made(case: Case, evidence: list[dict]) -> Iterator[Finding]:
+    """Whoever uses a folder that another rank made must know that it is there."""
+    made = [(rank, row) for rank, seen in enumerate(evidence) for row in seen["log"] if row["what"] == "mkdir"]
+    for maker, folder in made:
+        for rank, seen in enumerate(evidence):
+            early = next((row for row in seen["log"] if rank != maker and row["what"] == "write" and row["barriers"] <= folder["barriers"]
+                          and row["path"].startswith(folder["path"] + "/")), None)
+            if early and not any(other == rank and row["path"] == folder["path"] for other, row in made):
+                yield Finding("order", f"it writes into {folder['path']} without knowing that rank {maker} has made it: no barrier stands "
+                              "between the two", rank, early["path"])
+
+
+def _ended(case: Case, evidence: list[dict]) -> Iterator[Finding]:
     for rank, seen in enumerate(evidence):
         if seen["end"]["how"] == "stuck":
-            yield Finding("no hang", f"this rank waits in its barrier number {seen['end']['barriers']}, and another rank has returned without "
-                          "it: every rank must call the same barriers", rank)
+            yield Finding("no hang", f"it waits in its barrier number {seen['end']['barriers']}, and another rank has returned without it: "
+                          "every rank must call the same barriers", rank)
         elif seen["end"]["how"] == "raised":
             yield Finding("values", f"the save raised {seen['end']['error']}", rank)
 
 
-def _sharding(case: dict, evidence: list[dict]) -> Iterator[Finding]:
+def _sharding(case: Case, evidence: list[dict]) -> Iterator[Finding]:
     for rank, seen in enumerate(evidence):
         written = sum(row["payload"] for row in seen["log"] if row["what"] == "write")
-        own = sum(tensor.numel() * tensor.element_size() for tensor in shards_of(case, rank, NEW).values())
+        own = sum(tensor.numel() * tensor.element_size() for tensor in case.known[NEW][rank].values())
         if written > own:
-            yield Finding("sharding", f"this rank writes {written} bytes and holds {own}: it writes what belongs to other ranks, and would need the "
+            yield Finding("sharding", f"it writes {written} bytes and holds {own}: that is what belongs to other ranks, and needs the "
                           "whole model in its memory", rank)
         elif written < own and evidence[rank]["end"]["how"] == "returned":
-            yield Finding("sharding", f"this rank writes {written} of the {own} bytes it holds", rank)
+            yield Finding("sharding", f"it writes {written} of the {own} bytes it holds", rank)
 
 
-def _files(case: dict, evidence: list[dict]) -> Iterator[Finding]:
-    found, right = evidence[0]["found"].get(name_of(NEW)), expected(case, NEW)
+def _files(case: Case, evidence: list[dict]) -> Iterator[Finding]:
+    found, right = evidence[0]["end"]["found"].get(name_of(NEW)), expected(case, NEW)
     if any(seen["end"]["how"] != "returned" for seen in evidence):
         return
     if found is None:
@@ -139,7 +95,7 @@ def _files(case: dict, evidence: list[dict]) -> Iterator[Finding]:
             yield Finding("values", f"{file} does not hold the tensors of its rank", parameter=file)
 
 
-def _known(case: dict, evidence: list[dict]) -> Iterator[Finding]:
+def _known(case: Case, evidence: list[dict]) -> Iterator[Finding]:
     """Order: what the rank that publishes knows of the others, and they of it."""
     renames = [(rank, place, row) for rank, seen in enumerate(evidence) for place, row in enumerate(seen["log"])
                if row["what"] == "rename" and row["to"] == name_of(NEW)]
@@ -164,7 +120,7 @@ def _known(case: dict, evidence: list[dict]) -> Iterator[Finding]:
                           "is missing after the rename", rank)
 
 
-def _kills(case: dict, evidence: list[dict]) -> Iterator[Finding]:
+def _kills(case: Case, evidence: list[dict]) -> Iterator[Finding]:
     """Atomic: what a reader finds after every kill, and what a second try comes to."""
     for number, trial in enumerate(evidence[0]["trials"]):
         victim = trial["victim"]
@@ -186,3 +142,19 @@ def _kills(case: dict, evidence: list[dict]) -> Iterator[Finding]:
                           "behind must be cleared away", failed[0])
         elif trial["after"].get(name_of(NEW)) != expected(case, NEW):
             yield Finding("atomic", f"{where}; started again on the same disk, the save does not make a whole {name_of(NEW)}", victim)
+
+
+EXERCISE = Exercise(
+    id="sharded_save", notebook="11", title="A sharded checkpoint, all or nothing",
+    task="Save this rank's shards (name -> tensor) as the file rank-R.safetensors of the folder step-SSSSSSSS (eight digits) at the root of the "
+         "disk. Any rank may be killed at any moment: a folder with such a name must never hold anything but a whole checkpoint, and older "
+         "checkpoints stay. Return when the checkpoint is there for all. The disk has mkdir, write(path, tensors), sync, rename, remove, exists "
+         "and list; a file is safe from a power cut only after its sync; rename happens at once or not at all. barrier() waits for all ranks.",
+    signature="def sharded_save(disk, step, shards, rank, world, barrier):",
+    points={"values": 2, "no hang": 1, "sharding": 1, "order": 2, "atomic": 3},
+    hints=("A reader believes names. Which single operation gives a whole folder its name?",
+           "Write into a folder with another name, sync, and let one rank rename it when it can know that all others are ready. What must stand "
+           "between their work and its rename, and between its rename and their return?",
+           "Rank 0 clears away what a dead run left, and makes the folder; barrier; all write and sync; barrier; rank 0 renames and syncs the "
+           "root; barrier."),
+    cases=cases, judge=judge)
