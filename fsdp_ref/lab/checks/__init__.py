@@ -37,7 +37,7 @@ from .observe import Evidence
 from .report import Card, CheckFailed, Report, Verdict, fails, passes
 from .submission import Submission
 
-IDS = ("ring_all_gather", "fsdp_forward", "fsdp_backward", "clip_grad_norm", "forward_prefetch", "reshard_on_load", "exact_resume", "sharded_save")
+IDS = ("ring_all_gather", "fsdp_forward", "fsdp_backward", "clip_grad_norm", "forward_prefetch", "reshard_on_load", "exact_resume", "sharded_save", "capstone")
 
 __all__ = ["IDS", "Card", "Case", "CheckFailed", "Evidence", "Exercise", "Report", "Submission", "Verdict", "check", "exercise", "fails",
            "passes"]

@@ -17,6 +17,7 @@ from .report import Verdict
 
 OLD, NEW = 3, 7                              # the step that is saved already, and the one to save
 GOOD = {"values": "every rank's file holds its tensors",
+        "no hang": "every rank returned, every time",
         "sharding": "each rank writes what it holds, and nothing else",
         "order": "whoever publishes knows that all has been written and synced, and nobody returns before that",
         "atomic": "after a kill at any operation the disk holds whole checkpoints only, and the next try works"}
