@@ -46,3 +46,16 @@ def round_the_ring(evidence: Evidence) -> Verdict:
              "from the other" if busy is not None else "the ranks do not send in one direction; all must send to the next rank, or all to "
              "the one before")
     return fails("order", words, rank=rank, expected=expected, actual=calls, pictured="messages in order")
+
+
+def bytes_round_the_ring(evidence: Evidence, each: int, name: str) -> Verdict:
+    """Whether each rank sent `world - 1` parts of `each` bytes, and no more. `name`: what a part is called."""
+    world, most = evidence.world, (evidence.world - 1) * each
+    for rank in range(world):
+        sent, messages = evidence.sent(rank), evidence.of(rank, "send")
+        if sent > most:
+            large = next((event for event in messages if event.nbytes > each), None)
+            why = (f"one message carries {large.nbytes // each} {name}s; send one {name} a step" if large else
+                   f"{len(messages)} messages of one {name} each; the last is not needed")
+            return fails("bytes", f"rank {rank} sends {sent} bytes and needs no more than {most}: {why}", rank=rank)
+    return passes("bytes", f"each rank sends world - 1 {name}s, the least there is")
