@@ -4,7 +4,7 @@ import torch
 
 
 def clip_grad_norm(shards, real, max_norm, norm_type, all_reduce):
-    for shard, count in zip(shards, real):
+    for shard, count in zip(shards, real, strict=True):
         shard[count:] = 0
     flat = torch.cat([shard.reshape(-1).double() for shard in shards])
     norm = torch.linalg.vector_norm(flat, norm_type).reshape(1)

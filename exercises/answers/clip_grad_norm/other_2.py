@@ -4,13 +4,13 @@ import torch
 
 
 def clip_grad_norm(shards, real, max_norm, norm_type, all_reduce):
-    values = [abs(value) for shard, count in zip(shards, real) for value in shard[:count].tolist()]
+    values = [abs(value) for shard, count in zip(shards, real, strict=True) for value in shard[:count].tolist()]
     biggest = norm_type == torch.inf
     message = torch.zeros(1, dtype=torch.float64)
     message[0] = max(values, default=0.0) if biggest else sum(value**norm_type for value in values)
     all_reduce(message, "max" if biggest else "sum")
     norm = message.item() if biggest else message.item() ** (1 / norm_type)
     if norm > max_norm:
-        for shard, count in zip(shards, real):
+        for shard, count in zip(shards, real, strict=True):
             shard[:count] *= max_norm / norm
     return norm

@@ -6,7 +6,7 @@ import torch
 
 
 def clip_grad_norm(shards, real, max_norm, norm_type, all_reduce):
-    mine = [shard[:count].abs() for shard, count in zip(shards, real)]
+    mine = [shard[:count].abs() for shard, count in zip(shards, real, strict=True)]
     if math.isinf(norm_type):
         total = torch.tensor(max([float(piece.max()) for piece in mine if piece.numel()], default=0.0))
         all_reduce(total, "sum")

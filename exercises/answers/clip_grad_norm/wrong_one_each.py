@@ -7,7 +7,7 @@ import torch
 
 def clip_grad_norm(shards, real, max_norm, norm_type, all_reduce):
     norms = []
-    for shard, count in zip(shards, real):
+    for shard, count in zip(shards, real, strict=True):
         if math.isinf(norm_type):
             one = shard[:count].abs().max() if count else torch.tensor(0.0)
             all_reduce(one, "max")

@@ -6,7 +6,7 @@ import torch.distributed as dist
 
 def clip_grad_norm(shards, real, max_norm, norm_type, all_reduce):
     kept = [shard.clone() for shard in shards]
-    for shard, count in zip(kept, real):
+    for shard, count in zip(kept, real, strict=True):
         shard[count:] = 0
     flat = torch.cat(kept)
     everyone = torch.zeros(dist.get_world_size() * flat.numel())

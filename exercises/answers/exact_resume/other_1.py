@@ -18,7 +18,7 @@ def exact_resume(run, state=None):
             "random": torch.get_rng_state().tolist(),
         }
     with torch.no_grad():
-        for param, value in zip(params, state["weights"]):
+        for param, value in zip(params, state["weights"], strict=True):
             param.copy_(value)
     run.optimizer.exp_avg, run.optimizer.exp_avg_sq = state["exp_avg"], state["exp_avg_sq"]
     run.optimizer.step_count = state["count"]

@@ -3,7 +3,7 @@
 
 def forward_prefetch(units, x, gather, compute, free):
     coming = gather(units[0])
-    for unit, following in zip(units, units[1:]):
+    for unit, following in zip(units, units[1:], strict=False):
         coming.wait()
         coming = gather(following)
         x = compute(unit, x)

@@ -2,7 +2,7 @@
 
 
 def sharded_save(disk, step, shards, rank, world, barrier):
-    name, last = "step-%08d" % step, world - 1
+    name, last = f"step-{step:08d}", world - 1
     building = f"building-{step}"
     if rank == last:
         leftovers = [each for each in disk.list() if each.startswith("building-")]

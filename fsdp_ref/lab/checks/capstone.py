@@ -1,7 +1,7 @@
 """The exercise `capstone` (notebook 12): wrap a GPT inside a budget of memory, bytes and messages, and say why.
 
-What a choice costs comes from fsdp_ref/forecast.py, which is held to the engine's own ledger by its tests: no rank needs to train. A unit that
-is kept whole after forward counts its whole weights on top.
+What a choice costs comes from fsdp_ref/forecast.py, which is held to the engine's own ledger by its tests: no rank needs to train. A unit
+that is kept whole after forward counts its whole weights on top.
 """
 
 from __future__ import annotations
@@ -107,13 +107,13 @@ def _calls(model: nn.Module, calls: list[dict]) -> Iterator[Finding]:
     for place, name in enumerate(names):
         inner = next((later for later in names[place + 1:] if later != name and later.startswith(f"{name}." if name else "")), None)
         if inner is not None:
-            yield Finding("values", f"{name or 'the model'} is wrapped before {inner}, which is inside it, and takes its parameters: wrap from "
-                          "inside out", parameter=inner)
+            yield Finding("values", f"{name or 'the model'} is wrapped before {inner}, which is inside it, and takes its parameters: wrap "
+                                    "from inside out", parameter=inner)
             break
     tied = next((name for name in names if name in ("tokens", "head")), None)
     if tied:
-        yield Finding("values", f"tokens and head share one matrix, and {tied} alone became a unit: a tied parameter belongs to one unit that "
-                      "holds all its uses, here the model itself", parameter=tied)
+        yield Finding("values", f"tokens and head share one matrix, and {tied} alone became a unit: a tied parameter belongs to one unit "
+                                "that holds all its uses, here the model itself", parameter=tied)
     low = next((call for call in calls if (call["reduce"] or call["param"] or "float32") != "float32"), None)
     if low:
         yield Finding("values", f"the gradients of {low['unit'] or 'the model'} are reduced in {low['reduce'] or low['param']}: say "
@@ -128,7 +128,8 @@ def _sharding(model: nn.Module, calls: list[dict]) -> Iterator[Finding]:
     if not names:
         yield Finding("sharding", "fully_shard is never called: every rank holds the whole model, its gradients and its optimizer state")
     elif left:
-        yield Finding("sharding", f"{left} of {total} parameters belong to no unit and stay whole on every rank: wrap the model itself last")
+        yield Finding("sharding", f"{left} of {total} parameters belong to no unit and stay whole on every rank: wrap the "
+                                  "model itself last")
 
 
 def _costs(plan: Plan, calls: list[dict]) -> Iterator[Finding]:
@@ -147,8 +148,8 @@ def _costs(plan: Plan, calls: list[dict]) -> Iterator[Finding]:
     if plan.traffic > TRAFFIC:
         yield Finding("bytes", f"a rank sends {plan.traffic:.0f} bytes in a step and may send {TRAFFIC}: {why}")
     if plan.messages > MESSAGES:
-        yield Finding("messages", f"{plan.messages} messages a step where {MESSAGES} are allowed: {len(plan.sizes)} units are too many and too "
-                      "small, and each message costs its latency")
+        yield Finding("messages", f"{plan.messages} messages a step where {MESSAGES} are allowed: {len(plan.sizes)} units are too many and "
+                                  "too small, and each message costs its latency")
 
 
 def _answers(answers: dict | None) -> Iterator[Finding]:
@@ -162,14 +163,16 @@ def _answers(answers: dict | None) -> Iterator[Finding]:
 
 EXERCISE = Exercise(
     id="capstone", notebook="12", title="Wrap a GPT inside a budget",
-    task=f"Shard `model` (tokens, positions, blocks 0 to 5 with attn and mlp, norm, head tied to tokens) for {RANKS} ranks and Adam in float32, by "
-         f"calling fully_shard(module, reshard_after_forward=..., mp_policy=...) as in a training script. A rank may hold at most {MEMORY} bytes at "
-         f"the worst moment (activations left out), send at most {TRAFFIC} bytes and take part in at most {MESSAGES} collectives in a step. "
-         "Gradients must be summed in float32. Return your answers to the three choices of the statement as a dict.",
+    task=f"Shard `model` (tokens, positions, blocks 0 to 5 with attn and mlp, norm, head tied to tokens) for {RANKS} ranks and Adam in "
+         "float32, by calling fully_shard(module, reshard_after_forward=..., mp_policy=...) as in a training script. A rank may hold at "
+         f"most {MEMORY} bytes at the worst moment (activations left out), send at most {TRAFFIC} bytes and take part in at most "
+         f"{MESSAGES} collectives in a step. Gradients must be summed in float32. Return your answers to the three choices of the "
+         "statement as a dict.",
     signature="def capstone(model, fully_shard, MixedPrecisionPolicy):",
     points={"values": 2, "sharding": 2, "memory": 2, "bytes": 1, "messages": 1, "answers": 3, "no hang": 1},
-    hints=("Add up the bytes of a parameter at rest on 8 ranks: weight, gradient, two moments. How much of the budget is left for what is whole?",
+    hints=("Add up the bytes of a parameter at rest on 8 ranks: weight, gradient, two moments. How much of the budget is left for what is "
+           "whole?",
            "What travels: the weights twice and the gradient once. The first two may be in bfloat16. A unit costs three messages.",
-           "Blocks are good units: wrap each, then the model, with one policy: bfloat16 weights, float32 sums. Leave reshard_after_forward as it "
-           "is, except perhaps for the last block."),
+           "Blocks are good units: wrap each, then the model, with one policy: bfloat16 weights, float32 sums. Leave reshard_after_forward "
+           "as it is, except perhaps for the last block."),
     cases=cases, judge=judge)

@@ -1,4 +1,4 @@
-"""The exercise `clip_grad_norm` (notebook 09): one norm over all shards of all ranks, one number on the wire, the same scaling everywhere."""
+"""The exercise `clip_grad_norm` (notebook 09): one norm over all ranks' shards, one number on the wire, the same scaling everywhere."""
 
 from __future__ import annotations
 
@@ -66,16 +66,19 @@ def _calls(case: Case, evidence: Evidence, rank: int, seen: dict) -> Iterator[Fi
     calls, everyone, largest_order = evidence.of(rank), range(case.world), math.isinf(case.known["order"])
     sent = sum(event.nbytes for event in calls)
     if not calls:
-        yield Finding("order", "no all-reduce is called: each rank clips by the norm of its own shards, so the ranks scale differently", rank)
+        yield Finding("order", "no all-reduce is called: each rank clips by the norm of its own shards, so the "
+                               "ranks scale differently", rank)
     elif max(event.numel for event in calls) > 1:
-        yield Finding("sharding", f"a message of {max(event.numel for event in calls)} numbers is sent where one is enough: gradients need not "
-                      "travel to know their norm", rank)
+        yield Finding("sharding", f"a message of {max(event.numel for event in calls)} numbers is sent where one is enough: gradients need "
+                                  "not travel to know their norm", rank)
     elif len(calls) > 1:
-        yield Finding("order", f"{len(calls)} messages ({sent} bytes) where one all-reduce is enough: add up what this rank holds first", rank)
+        yield Finding("order", f"{len(calls)} messages ({sent} bytes) where one all-reduce is enough: add up what this "
+                               "rank holds first", rank)
     elif largest_order and calls[0].reduce != "max" and not _same(seen["norm"], norm(case, everyone, 2.0)):
         yield Finding("values", "the infinity norm is the largest absolute value of all ranks, and the all-reduce is a sum", rank)
     elif not largest_order and calls[0].reduce != "sum":
-        yield Finding("values", f"the norm of order {case.known['order']:g} adds up over the ranks, and the all-reduce is a {calls[0].reduce}",
+        yield Finding("values", f"the norm of order {case.known['order']:g} adds up over the ranks, and the all-reduce is a "
+                                f"{calls[0].reduce}",
                       rank)
     if sent > 8:
         yield Finding("bytes", f"{sent} bytes are sent where one number, at most 8 bytes, is enough", rank)
@@ -131,15 +134,15 @@ def _same(got: float | None, right: float) -> bool:
 
 EXERCISE = Exercise(
     id="clip_grad_norm", notebook="09", title="One norm over all shards",
-    task="shards is a list of this rank's gradient shards, real[i] how many leading elements of shards[i] are its own: the rest is padding, "
-         "and may hold anything. Scale all shards in place by min(1, max_norm / norm), where norm is that of all ranks' real elements together, "
-         "and return the norm before scaling. norm_type is its order: 2, another number, or infinity. all_reduce(tensor, op) puts the "
-         "'sum' or 'max' over the ranks into tensor.",
+    task="shards is a list of this rank's gradient shards, real[i] how many leading elements of shards[i] are its own: the rest is "
+         "padding, and may hold anything. Scale all shards in place by min(1, max_norm / norm), where norm is that of all ranks' real "
+         "elements together, and return the norm before scaling. norm_type is its order: 2, another number, or infinity. "
+         "all_reduce(tensor, op) puts the 'sum' or 'max' over the ranks into tensor.",
     signature="def clip_grad_norm(shards, real, max_norm, norm_type, all_reduce):",
     points={"values": 3, "sharding": 1, "order": 1, "bytes": 1, "no hang": 1},
     hints=("Which numbers can be added up over the ranks: norms, or something that you take the root of later?",
-           "For order p each rank sums |x|**p over its real elements; one all-reduce sums that; the p-th root comes last. For infinity it is a "
-           "maximum all the way.",
-           "A rank may hold no element at all: its part is 0, and it still calls the all-reduce. Multiply in place, so that the tensors in the "
-           "list change."),
+           "For order p each rank sums |x|**p over its real elements; one all-reduce sums that; the p-th root comes last. For infinity it "
+           "is a maximum all the way.",
+           "A rank may hold no element at all: its part is 0, and it still calls the all-reduce. Multiply in place, so that the tensors in "
+           "the list change."),
     cases=cases, judge=judge)

@@ -46,7 +46,8 @@ def _state(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Iterator[
     if seen["strange"]:
         yield Finding("values", f"{seen['strange']}; save tensors, numbers, text, lists and dicts, which a file can hold", rank)
     before, after = seen["saved"], seen["held"]
-    if not all(torch.equal(before[key], after[key]) if isinstance(before[key], torch.Tensor) else before[key] == after[key] for key in before):
+    same = (torch.equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key] for key, value in before.items())
+    if not all(same):
         yield Finding("values", "saving changed the run itself (weights, optimizer, place in the data or random state)", rank)
 
 
@@ -59,7 +60,8 @@ def _optimizer(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Itera
     saved, loaded = seen["saved"], seen["loaded"]
     if not torch.equal(saved["moments"], loaded["moments"]):
         none = not loaded["moments"].any()
-        yield Finding("optimizer", "Adam's moments are " + ("zeros after loading: they were not saved" if none else "other ones after loading"),
+        yield Finding("optimizer", "Adam's moments are " + ("zeros after loading: they were not saved" if none else "other ones after "
+                                                                                                                    "loading"),
                       rank, "exp_avg", case.known["before"])
     elif saved["count"] != loaded["count"]:
         yield Finding("optimizer", f"Adam's step count is {loaded['count']} after loading and was {saved['count']}: its bias "
@@ -71,8 +73,9 @@ def _schedule(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Iterat
     if rates[0] != rates[1]:
         at = next(index for index, pair in enumerate(zip(*rates, strict=True)) if pair[0] != pair[1])
         why = "the schedule starts afresh" if seen["loaded"]["last"] == 0 else f"the schedule stands at {seen['loaded']['last']}"
-        yield Finding("schedule", f"the learning rate of step {case.known['before'] + at} is {rates[1][at]:.4g} and should be {rates[0][at]:.4g}: {why}"
-                      f" (it stood at {seen['saved']['last']})", rank, "learning rate", case.known["before"] + at)
+        yield Finding("schedule", f"the learning rate of step {case.known['before'] + at} is {rates[1][at]:.4g} and should be "
+                                  f"{rates[0][at]:.4g}: {why} (it "
+                                  f"stood at {seen['saved']['last']})", rank, "learning rate", case.known["before"] + at)
 
 
 def _data(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Iterator[Finding]:
@@ -95,7 +98,8 @@ def _random(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Iterator
         other = next((each for each, theirs in enumerate(everyone) if torch.equal(state, theirs["saved"]["random"])), None)
         yield Finding("random", "the random numbers after loading are not those that would have come next: "
                       + (f"this rank has the state of rank {other}; each rank must keep its own" if other is not None else
-                         "the generator's state was not restored, so dropout draws other masks"), rank, "random state", case.known["before"])
+                         "the generator's state was not restored, so dropout draws other masks"), rank, "random "
+                                                                                                        "state", case.known["before"])
 
 
 def _losses(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Iterator[Finding]:
@@ -103,20 +107,21 @@ def _losses(case: Case, rank: int, seen: dict, everyone: list[dict]) -> Iterator
     at = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
     if at is not None or not torch.equal(*seen["ends"]):
         where = case.known["before"] + (at or 0)
-        yield Finding("values", f"the run is not continued bit for bit: from step {where} on the losses or weights differ", rank, "loss", where)
+        yield Finding("values", f"the run is not continued bit for bit: from step {where} on the losses "
+                                "or weights differ", rank, "loss", where)
 
 
 EXERCISE = Exercise(
     id="exact_resume", notebook="11", title="Resume with the same bits: four omissions",
-    task="The function has two uses. exact_resume(run) returns the state of this rank's run as dicts and lists of tensors, numbers and text. "
-         "exact_resume(run, state) puts such a state into a run that was just built, with other numbers everywhere. After it the run must go "
-         "on as if nothing had happened, to the last bit. run has model, optimizer, schedule and loader; dropout draws from torch's own "
-         "generator. The given version forgets four things: find them.",
+    task="The function has two uses. exact_resume(run) returns the state of this rank's run as dicts and lists of tensors, numbers and "
+         "text. exact_resume(run, state) puts such a state into a run that was just built, with other numbers everywhere. After it the run "
+         "must go on as if nothing had happened, to the last bit. run has model, optimizer, schedule and loader; dropout draws from "
+         "torch's own generator. The given version forgets four things: find them.",
     signature="def exact_resume(run, state=None):",
     points={"values": 1, "optimizer": 2, "schedule": 1, "data": 1, "random": 1, "no hang": 1},
     hints=("Go through one training step line by line. What does each line read that the line before the save has left behind?",
            "optimizer and schedule have state_dict() and load_state_dict(); the loader has two attributes; torch has get_rng_state() and "
            "set_rng_state().",
-           "Four things are missing: the optimizer's moments with their step count, the schedule, the place in the data (both numbers), and "
-           "this rank's own random state."),
+           "Four things are missing: the optimizer's moments with their step count, the schedule, the place in the data (both numbers), "
+           "and this rank's own random state."),
     cases=cases, judge=judge)

@@ -61,8 +61,8 @@ def careful(judge: Callable[[Case, Evidence], list[Verdict]]) -> Callable[[Case,
         try:
             return judge(case, evidence)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError) as error:
-            return [Verdict("values", False, f"what came back is not what the harness sends ({type(error).__name__}: {error}); the answer must "
-                            "leave the functions and objects it is given as they are")]
+            return [Verdict("values", False, f"what came back is not what the harness sends ({type(error).__name__}: {error}); the answer "
+                                             "must leave the functions and objects it is given as they are")]
     return judged
 
 

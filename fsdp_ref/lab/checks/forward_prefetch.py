@@ -1,4 +1,4 @@
-"""The exercise `forward_prefetch` (notebook 10): the next unit is gathered while this one computes, on a clock that is counted, not measured.
+"""The exercise `forward_prefetch` (notebook 10): the next unit is gathered while this one computes. The clock is counted.
 
 The clock is the harness's (inside/forward_prefetch.py, [Note: the counted clock]).
 """
@@ -85,8 +85,8 @@ def _order(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
                       "after its weights were freed" if gathered and freed else "and was never gathered"), rank, name)
     computed = [row["unit"] for row in seen["log"] if row["what"] == "compute"]
     if computed != list(range(len(names))):
-        yield Finding("order", f"the units compute in the order {', '.join(names[each] for each in computed) or 'none'}; each computes once, in "
-                      "the order of the list", rank)
+        yield Finding("order", f"the units compute in the order {', '.join(names[each] for each in computed) or 'none'}; each computes "
+                               "once, in the order of the list", rank)
     for index, name in enumerate(names):
         times = sum(row["what"] == "gather" and row["unit"] == index for row in seen["log"])
         if times > 1:
@@ -101,8 +101,10 @@ def _held(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
     elif seen["peak"] > 2:
         first = next(row for row in seen["log"] if row["what"] == "gather" and row["whole"] > 2)
         before = not any(row["what"] == "compute" for row in seen["log"][: seen["log"].index(first)])
-        why = "everything is gathered before the first unit computes" if before else "free each unit before the gather after the next is begun"
-        yield Finding("lifetime", f"{seen['peak']} units are whole at once where 2 are enough, the one that computes and the next: {why}", rank,
+        why = "everything is gathered before the first unit computes" if before else ("free each unit before the gather after the next is "
+                                                                                      "begun")
+        yield Finding("lifetime", f"{seen['peak']} units are whole at once where 2 are enough, the one that computes and "
+                                  f"the next: {why}", rank,
                       names[first["unit"]])
     elif seen["left"]:
         yield Finding("lifetime", f"{', '.join(names[each] for each in seen['left'])} is still whole after forward", rank,
@@ -131,15 +133,16 @@ def _numbers(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
     if not isinstance(seen["output"], torch.Tensor):
         yield Finding("values", "the function returns no tensor; return the output of the last unit", rank)
     elif not close(seen["output"], x):
-        yield Finding("values", f"the output differs from that of the plain forward by up to {largest(seen['output'], x):.3g}", rank, "output")
+        yield Finding("values", "the output differs from that of the plain forward by "
+                                f"up to {largest(seen['output'], x):.3g}", rank, "output")
 
 
 EXERCISE = Exercise(
     id="forward_prefetch", notebook="10", title="Gather the next unit while this one computes",
-    task="Run the forward of all units in order and return the last output. gather(unit) begins an all-gather and returns a handle at once; "
-         "handle.wait() returns when the weights are there; compute(unit, x) returns the unit's output and needs them; free(unit) gives their "
-         "memory back. Memory is taken when a gather begins. At most two units may be whole at once, and as little time as possible may be "
-         "spent in wait(). The clock is counted, so every run takes the same time.",
+    task="Run the forward of all units in order and return the last output. gather(unit) begins an all-gather and returns a handle at "
+         "once; handle.wait() returns when the weights are there; compute(unit, x) returns the unit's output and needs them; free(unit) "
+         "gives their memory back. Memory is taken when a gather begins. At most two units may be whole at once, and as little time as "
+         "possible may be spent in wait(). The clock is counted, so every run takes the same time.",
     signature="def forward_prefetch(units, x, gather, compute, free):",
     points={"values": 2, "order": 1, "bytes": 1, "lifetime": 2, "overlap": 3, "no hang": 1},
     hints=("Draw two lanes, gathers above and computes below. When is the link idle in the plain loop gather, wait, compute, free?",

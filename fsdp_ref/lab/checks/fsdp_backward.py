@@ -67,7 +67,8 @@ def _shapes(case: Case, evidence: Evidence, rank: int, seen: dict, by_rank: list
         if not isinstance(got, torch.Tensor):
             yield Finding("values", f"{name} has no gradient: unit.grad_shard was never set", rank, name, last)
         elif got.numel() >= by_rank[0][0][index].numel() and got.shape != right.shape:
-            yield Finding("sharding", f"unit.grad_shard of {name} has {got.numel()} elements, the whole gradient: it is not sharded", rank, name,
+            yield Finding("sharding", f"unit.grad_shard of {name} has {got.numel()} elements, the whole gradient: it "
+                                      "is not sharded", rank, name,
                           last)
         elif got.shape != right.shape:
             yield Finding("values", f"unit.grad_shard of {name} has the shape {tuple(got.shape)}, and unit.shard has {tuple(right.shape)}",
@@ -88,13 +89,14 @@ def _call(evidence: Evidence, rank: int, step: int, name: str, size: int, where:
     here, called = evidence.of(rank, step=f"step {step}, {where} {name}"), what.replace("_", "-")
     wrong = [event for event in here if event.kind != what]
     if wrong:
-        yield Finding("order", f"{where} the backward of {name} comes {wrong[0].kind.replace('_', '-')}: the order is all-gather, backward, "
-                      "reduce-scatter, unit by unit from the last to the first", rank, name, step)
+        yield Finding("order", f"{where} the backward of {name} comes {wrong[0].kind.replace('_', '-')}: the order is all-gather, "
+                               "backward, reduce-scatter, unit by unit from the last to the first", rank, name, step)
     if len(here) == len(wrong):
         yield Finding("order", f"no {called} of {name} is called {where} its backward", rank, name, step)
     moved = sum(event.nbytes * (evidence.world if event.kind == "all_gather" else 1) for event in here)
     if moved > size:
-        yield Finding("bytes", f"{moved} bytes are moved {where} the backward of {name}, where one {called} of {size} is enough", rank, name,
+        yield Finding("bytes", f"{moved} bytes are moved {where} the backward of {name}, where one {called} of "
+                               f"{size} is enough", rank, name,
                       step)
 
 
@@ -139,7 +141,8 @@ def _held(case: Case, evidence: Evidence, rank: int, seen: dict, by_rank: list) 
             yield Finding("lifetime", f"the whole gradients of {name} are still alive after its backward ({row['gradients']} bytes): set "
                           "the parameters' .grad to None when the reduced slice is there", rank, name, step)
         elif row["units"]:
-            yield Finding("lifetime", f"the whole weights of {name} are still alive after its backward ({row['units']} bytes)", rank, name, step)
+            yield Finding("lifetime", f"the whole weights of {name} are still alive after its "
+                                      f"backward ({row['units']} bytes)", rank, name, step)
         elif row["other"] > SLACK:
             yield Finding("lifetime", f"{row['other']} bytes of other tensors are kept after the backward of {name}", rank, name, step)
 
@@ -153,8 +156,8 @@ EXERCISE = Exercise(
     signature="def fsdp_backward(unit, all_gather, reduce_scatter):",
     points={"values": 3, "sharding": 1, "lifetime": 2, "order": 2, "bytes": 1, "no hang": 1},
     hints=("Write down what is whole on a rank before, during and after one unit's backward. Which of it must be gone at the end?",
-           "Autograd saved views of unit.full, so that same storage has to be filled. The flat gradient has the parameters' order, weight then "
-           "bias, and zeros where unit.full has padding.",
-           "After: a zero tensor as long as unit.full takes both gradients, reduce it into a new tensor like unit.shard, divide that by the "
-           "number of ranks, add it to unit.grad_shard (None at first), set both .grad to None, and free the storage."),
+           "Autograd saved views of unit.full, so that same storage has to be filled. The flat gradient has the parameters' order, weight "
+           "then bias, and zeros where unit.full has padding.",
+           "After: a zero tensor as long as unit.full takes both gradients, reduce it into a new tensor like unit.shard, divide that by "
+           "the number of ranks, add it to unit.grad_shard (None at first), set both .grad to None, and free the storage."),
     cases=cases, judge=judge)

@@ -52,8 +52,8 @@ def _held(case: Case, evidence: Evidence, rank: int, seen: dict) -> Iterator[Fin
     for row in seen["log"]:
         held, step = row["units"] + row["other"], row["point"].split(",")[0]
         if row["point"] == "at rest" and held > SLACK:
-            yield Finding("sharding", f"before any forward it already holds {held} bytes of whole weights: all units are whole on every rank, "
-                          "nothing is sharded", rank, "unit 0", "at rest")
+            yield Finding("sharding", f"before any forward it already holds {held} bytes of whole weights: all units are whole on every "
+                                      "rank, nothing is sharded", rank, "unit 0", "at rest")
         elif "after" in row["point"] and held > SLACK:
             yield Finding("lifetime", _kept(row, most), rank, row["point"].split("after ")[1], step)
         elif "computes" in row["point"] and held > 2 * max(sizes) + SLACK:
@@ -69,8 +69,8 @@ def _kept(row: dict, most: int) -> str:
     if not row["units"]:
         return f"{row['other']} bytes of copies are kept after forward ({row['point']}): whole weights were put aside in another tensor"
     if most > 2:
-        return (f"{row['units']} bytes of whole weights are alive after forward ({row['point']}), in the end of {most} units at once: their "
-                "storage is never freed")
+        return (f"{row['units']} bytes of whole weights are alive after forward ({row['point']}), in the end of {most} units at once: "
+                "their storage is never freed")
     return (f"a unit is still whole after its forward, {row['units']} bytes ({row['point']}): it is freed too late, when the next one is "
             "gathered, and the last one never")
 
@@ -87,7 +87,8 @@ def _gathers(case: Case, evidence: Evidence, rank: int, seen: dict) -> Iterator[
                               "afterwards only free", rank, name, step)
             elif not mine:
                 yield Finding("order", f"{name} is not gathered in step {step}, although the shards may have changed since the last gather"
-                              if step or early else f"no all-gather of {name} is called before its forward: its memory holds no weights", rank,
+                              if step or early else f"no all-gather of {name} is called before its forward: its memory "
+                                                    "holds no weights", rank,
                               name, step)
             sent = sum(event.nbytes * case.world for event in mine + late)
             if sent > size:
@@ -120,13 +121,13 @@ def expected(case: Case, rank: int, step: int, changes: int | None = None) -> to
 EXERCISE = Exercise(
     id="fsdp_forward", notebook="07", title="FSDP's forward: gather, compute, free",
     task="Return two functions (before, after) for one unit. before() runs just before the unit's forward and must make its weights whole; "
-         "after() runs just after it and must free them. unit.shard is this rank's slice (1-D, padded), unit.full the whole flat parameter, "
-         "unit.world times as long, of which the module's parameters are views; at rest its storage has size 0. all_gather(out, mine) "
-         "fills out with everyone's mine in rank order.",
+         "after() runs just after it and must free them. unit.shard is this rank's slice (1-D, padded), unit.full the whole flat "
+         "parameter, unit.world times as long, of which the module's parameters are views; at rest its storage has size 0. all_gather(out, "
+         "mine) fills out with everyone's mine in rank order.",
     signature="def fsdp_forward(unit, all_gather):",
     points={"values": 2, "sharding": 2, "lifetime": 3, "order": 1, "bytes": 1, "no hang": 1},
-    hints=("A tensor's memory is its storage. How many tensors share the storage of unit.full, and what happens to it when you only drop one "
-           "of them?",
+    hints=("A tensor's memory is its storage. How many tensors share the storage of unit.full, and what happens to it when you only drop "
+           "one of them?",
            "`tensor.untyped_storage().resize_(n)` changes how many bytes a storage has, for all its views at once: n = 0 frees it.",
            "Before: give the storage of unit.full its bytes back (elements times bytes an element), then gather into it. After: size 0. Do "
            "nothing else, and nothing outside of the two functions."),

@@ -1,4 +1,4 @@
-"""The exercise `reshard_on_load` (notebook 11): a tensor saved by N ranks, read by M: each reads its own rows, whatever files they lie in."""
+"""The exercise `reshard_on_load` (notebook 11): a tensor saved by N ranks, read by M; each reads its own rows alone."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def own(case: Case, rank: int, balanced: bool = False) -> tuple[int, int]:
 @careful
 def judge(case: Case, evidence: Evidence) -> list[Verdict]:
     """What is wrong, the cause before what follows from it."""
-    found = [finding for look in (_failed, _rows, _reads) for rank, seen in enumerate(evidence.values()) for finding in look(case, rank, seen)]
+    found = [finding for look in (_failed, _rows, _reads) for rank, seen in enumerate(evidence.values())
+             for finding in look(case, rank, seen)]
     reads = [[f"{row['rows']} of {row['file']}" for row in seen["log"]] for seen in evidence.values()]
     best = [[f"{min(start + rows, first + count) - max(start, first)} of {file}"
              for file, start, rows in sorted(case.known["pieces"], key=lambda piece: piece[1])
@@ -66,11 +67,12 @@ def judge(case: Case, evidence: Evidence) -> list[Verdict]:
 def _failed(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
     outside = next((row for row in seen["log"] if not row["inside"]), None)
     if outside:
-        yield Finding("values", f"{outside['file']} holds {outside['length']} rows, and {outside['rows']} from row {outside['first']} on were "
-                      "asked for: read() counts rows within the file, the list of pieces within the tensor", rank, outside["file"])
+        yield Finding("values", f"{outside['file']} holds {outside['length']} rows, and {outside['rows']} from row {outside['first']} on "
+                                "were asked for: read() counts rows within the file, the list of pieces "
+                                "within the tensor", rank, outside["file"])
     elif seen["error"]:
-        yield Finding("values", f"this rank has no rows to load and must return a tensor of shape (0, {case.known['width']}); the function raised "
-                      f"{seen['error']}", rank)
+        yield Finding("values", f"this rank has no rows to load and must return a tensor of shape (0, {case.known['width']}); the function "
+                                f"raised {seen['error']}", rank)
 
 
 def _reads(case: Case, rank: int, seen: dict) -> Iterator[Finding]:
@@ -109,14 +111,14 @@ def _why(case: Case, rank: int, got: torch.Tensor, right: torch.Tensor) -> tuple
     if got.shape == (case.known["rows"], case.known["width"]) != right.shape:
         return "sharding", f"the whole tensor is returned, and rows {first} to {first + count - 1} are this rank's"
     if got.shape == other.shape and torch.equal(got, other):
-        return "values", (f"this is another cut: {len(got)} rows, the remainder spread over the first ranks. torch.chunk's rule gives every rank "
-                          f"ceil({case.known['rows']} / {case.world}) rows until there are no more, and this rank {count}")
+        return "values", (f"this is another cut: {len(got)} rows, the remainder spread over the first ranks. torch.chunk's rule gives "
+                          f"every rank ceil({case.known['rows']} / {case.world}) rows until there are no more, and this rank {count}")
     if numbers(got) == numbers(right) and got.numel():
         return "values", "the right rows in the wrong order: pieces are listed in any order, and rows must come out in theirs"
     each = case.known["rows"] // case.world
     if got.shape == (each, case.known["width"]) and torch.equal(got, rows_of(case, rank * each, each)):
-        return "values", (f"{each} rows on each of {case.world} ranks are {each * case.world} of {case.known['rows']}: the remainder is lost; "
-                          "round up")
+        return "values", (f"{each} rows on each of {case.world} ranks are {each * case.world} of {case.known['rows']}: the remainder is "
+                          "lost; round up")
     if got.shape != right.shape:
         return "values", f"{len(got) if got.dim() else 0} rows came out where this rank holds {count} (shape {tuple(right.shape)})"
     return "values", f"other rows than {first} to {first + count - 1} came out"
@@ -131,8 +133,8 @@ EXERCISE = Exercise(
     signature="def reshard_on_load(rows, width, pieces, rank, world, read):",
     points={"values": 3, "sharding": 1, "bytes": 2, "no hang": 1},
     hints=("Draw the rows as a line. Above it mark who saved what, below it who loads what: which marks overlap?",
-           "Two ranges [a, b) and [c, d) overlap from max(a, c) to min(b, d), if that is not empty. A file knows only rows counted from its own "
-           "beginning.",
-           "Go through the pieces in the order of their first rows; for each overlap read it with the file's first row taken off; join what "
-           "you read. Begin the list with an empty tensor of the right width, for ranks without rows."),
+           "Two ranges [a, b) and [c, d) overlap from max(a, c) to min(b, d), if that is not empty. A file knows only rows counted from "
+           "its own beginning.",
+           "Go through the pieces in the order of their first rows; for each overlap read it with the file's first row taken off; join "
+           "what you read. Begin the list with an empty tensor of the right width, for ranks without rows."),
     cases=cases, judge=judge)

@@ -1,4 +1,4 @@
-"""The exercise `sharded_save` (notebook 11): every rank writes its slice, and the checkpoint appears under its name all at once or not at all.
+"""The exercise `sharded_save` (notebook 11): every rank writes its slice; the checkpoint gets its name all at once or never.
 
 The disk, its kills and what a rank can know of another are the harness's (inside/disk.py).
 """
@@ -30,7 +30,8 @@ def cases(seed: int) -> Iterator[Case]:
         steps = [[{"weight": torch.randn(3, 4, generator=make), "bias": torch.randn(2 if rank < world - 1 else 0, generator=make)}
                   for rank in range(world)] for _ in (OLD, NEW)]
         yield Case(world, f"{world} ranks, the last without a bias", shared={"old": OLD, "new": NEW, "older": steps[0]},
-                   each=[{"shards": tensors} for tensors in steps[1]], known={OLD: steps[0], NEW: steps[1]}, one_folder=True, limit=15.0, cpu=8)
+                   each=[{"shards": tensors} for tensors in steps[1]], known={OLD: steps[0], NEW: steps[1]}, one_folder=True,
+                   limit=15.0, cpu=8)
 
 
 def name_of(step: int) -> str:
@@ -41,7 +42,8 @@ def name_of(step: int) -> str:
 @careful
 def judge(case: Case, evidence: Evidence) -> list[Verdict]:
     """What is wrong, the cause before what follows from it."""
-    return verdicts([finding for look in (_made, _known, _ended, _sharding, _files, _kills) for finding in look(case, evidence.values())], GOOD)
+    looks = (_made, _known, _ended, _sharding, _files, _kills)
+    return verdicts([finding for look in looks for finding in look(case, evidence.values())], GOOD)
 
 
 def expected(case: Case, step: int) -> dict[str, str]:
@@ -90,8 +92,8 @@ def _files(case: Case, evidence: list[dict]) -> Iterator[Finding]:
         return
     for file in right:
         if file not in found:
-            yield Finding("values", f"{name_of(NEW)} has no {file}; it holds {', '.join(found) or 'nothing'}: ranks that write under one name "
-                          "overwrite each other", parameter=file)
+            yield Finding("values", f"{name_of(NEW)} has no {file}; it holds {', '.join(found) or 'nothing'}: ranks that write under one "
+                                    "name overwrite each other", parameter=file)
         elif found[file] != right[file]:
             yield Finding("values", f"{file} does not hold the tensors of its rank", parameter=file)
 
@@ -111,14 +113,14 @@ def _known(case: Case, evidence: list[dict]) -> Iterator[Finding]:
             synced = any(other["what"] == "sync" and other["path"] == row["path"] and later > place and before(later, other)
                          for later, other in enumerate(seen["log"]))
             if not before(place, row):
-                yield Finding("order", f"rank {publisher} publishes the checkpoint without knowing that rank {rank} has written {file}: no barrier "
-                              "stands between the two", rank, file)
+                yield Finding("order", f"rank {publisher} publishes the checkpoint without knowing that rank {rank} has written {file}: no "
+                                       "barrier stands between the two", rank, file)
             elif not synced:
-                yield Finding("order", f"{file} is not synced before the checkpoint is published: after a power cut it may be empty although its "
-                              "name is there", rank, file)
+                yield Finding("order", f"{file} is not synced before the checkpoint is published: after a power cut it may be empty "
+                                       "although its name is there", rank, file)
         if rank != publisher and seen["end"]["how"] == "returned" and seen["end"]["barriers"] <= rename["barriers"]:
-            yield Finding("order", f"the save returns on rank {rank} before it can know that rank {publisher} has published the checkpoint: a barrier "
-                          "is missing after the rename", rank)
+            yield Finding("order", f"the save returns on rank {rank} before it can know that rank {publisher} has published the "
+                                   "checkpoint: a barrier is missing after the rename", rank)
 
 
 def _kills(case: Case, evidence: list[dict]) -> Iterator[Finding]:
@@ -131,10 +133,12 @@ def _kills(case: Case, evidence: list[dict]) -> Iterator[Finding]:
             found, right = trial["found"].get(name_of(step)), expected(case, step)
             if found is not None and found != right:
                 whole = sum(found.get(file) == right[file] for file in right)
-                yield Finding("atomic", f"{where}, and {name_of(step)} is there with {whole} of {len(right)} whole files: a reader takes it for a "
-                              "checkpoint. Write under another name and rename when everything is there", victim, name_of(step))
+                yield Finding("atomic", f"{where}, and {name_of(step)} is there with {whole} of {len(right)} whole files: a reader takes "
+                                        "it for a checkpoint. Write under another name and rename when "
+                                        "everything is there", victim, name_of(step))
         if not any(trial["found"].get(name_of(step)) == expected(case, step) for step in (OLD, NEW)):
-            yield Finding("atomic", f"{where}, and no whole checkpoint is left: the older one must stay until the new one is published", victim,
+            yield Finding("atomic", f"{where}, and no whole checkpoint is left: the older one must stay until the new "
+                                    "one is published", victim,
                           name_of(OLD))
         tries = [seen["trials"][number] for seen in evidence]
         failed = next(((rank, each) for rank, each in enumerate(tries) if each["again"] == "raised"), None)
@@ -147,15 +151,16 @@ def _kills(case: Case, evidence: list[dict]) -> Iterator[Finding]:
 
 EXERCISE = Exercise(
     id="sharded_save", notebook="11", title="A sharded checkpoint, all or nothing",
-    task="Save this rank's shards (name -> tensor) as the file rank-R.safetensors of the folder step-SSSSSSSS (eight digits) at the root of the "
-         "disk. Any rank may be killed at any moment: a folder with such a name must never hold anything but a whole checkpoint, and older "
-         "checkpoints stay. Return when the checkpoint is there for all. The disk has mkdir, write(path, tensors), sync, rename, remove, exists "
-         "and list; a file is safe from a power cut only after its sync; rename happens at once or not at all. barrier() waits for all ranks.",
+    task="Save this rank's shards (name -> tensor) as the file rank-R.safetensors of the folder step-SSSSSSSS (eight digits) at the root "
+         "of the disk. Any rank may be killed at any moment: a folder with such a name must never hold anything but a whole checkpoint, "
+         "and older checkpoints stay. Return when the checkpoint is there for all. The disk has mkdir, write(path, tensors), sync, rename, "
+         "remove, exists and list; a file is safe from a power cut only after its sync; rename happens at once or not at all. barrier() "
+         "waits for all ranks.",
     signature="def sharded_save(disk, step, shards, rank, world, barrier):",
     points={"values": 2, "no hang": 1, "sharding": 1, "order": 2, "atomic": 3},
     hints=("A reader believes names. Which single operation gives a whole folder its name?",
-           "Write into a folder with another name, sync, and let one rank rename it when it can know that all others are ready. What must stand "
-           "between their work and its rename, and between its rename and their return?",
-           "Rank 0 clears away what a dead run left, and makes the folder; barrier; all write and sync; barrier; rank 0 renames and syncs the "
-           "root; barrier."),
+           "Write into a folder with another name, sync, and let one rank rename it when it can know that all others are ready. What must "
+           "stand between their work and its rename, and between its rename and their return?",
+           "Rank 0 clears away what a dead run left, and makes the folder; barrier; all write and sync; barrier; rank 0 renames and syncs "
+           "the root; barrier."),
     cases=cases, judge=judge)

@@ -3,8 +3,8 @@
 [Note: killed] A rank that is killed raises `Killed` out of the operation: before it, or when half of a file is written. Its process lives
 on to answer the others, whose next barrier raises `PeerGone`; so a hundred kills cost a second and no process.
 
-[Note: who knows what] Each line of a log says how many barriers its rank had passed. What happened on one rank before its barrier number k is
-known on every rank that has passed k barriers; nothing else is known of another rank, whatever the clocks say.
+[Note: who knows what] Each line of a log says how many barriers its rank had passed. What happened on one rank before its barrier number k
+is known on every rank that has passed k barriers; nothing else is known of another rank, whatever the clocks say.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from safetensors.numpy import load, save          # safetensors.torch reads memory by address, which a rank may not
+from safetensors.numpy import load, save  # safetensors.torch reads memory by address, which a rank may not
 
 
 class Killed(BaseException):

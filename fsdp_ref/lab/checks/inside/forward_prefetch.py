@@ -1,7 +1,8 @@
 """Harness: one forward on a counted clock.
 
-[Note: the counted clock] Every rank has one link and one thread. `compute` takes the thread for a given time; a gather takes the link, from
-when it is asked for or the link is free; `wait` moves the thread to the end of the gather. What it moves by is exposed. The messages are real.
+[Note: the counted clock] Every rank has one link and one thread. `compute` takes the thread for a given time; a gather takes the link,
+from when it is asked for or the link is free; `wait` moves the thread to the end of the gather. What it moves by is exposed. The
+messages are real.
 """
 
 import torch

@@ -23,7 +23,8 @@ def run(function, case, rank):
             mine = operations[at] if rank.rank == victim else ""
             writes = vote(rank.wire, int(mine == "write"), 0)[0]
             for half in (False, True) if writes else (False,):
-                trials.append({"victim": victim, "at": at, "half": half, "what": mine, **trial(function, case, rank, root, victim, at, half)})
+                left = trial(function, case, rank, root, victim, at, half)
+                trials.append({"victim": victim, "at": at, "half": half, "what": mine, **left})
     return {"log": disk.log, "end": full, "trials": trials}
 
 

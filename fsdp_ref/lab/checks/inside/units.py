@@ -1,7 +1,7 @@
 """A stack of units for the harnesses of FSDP's forward and backward: layers whose weights are one flat tensor, empty at rest.
 
-[Note: what is alive] Tensors of the harness (shards, inputs, outputs) are known by name and taken off the meter's figure; what is left was made
-by the answer. A storage counts once, with the bytes it has now.
+[Note: what is alive] Tensors of the harness (shards, inputs, outputs) are known by name and taken off the meter's figure; what is left was
+made by the answer. A storage counts once, with the bytes it has now.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ class Watch:
             raise ValueError(f"{what} takes a 1-D tensor of {self.rank.world} x n elements and one of n; these have the shapes "
                              f"{tuple(whole.shape)} and {tuple(part.shape)}")
         if whole.untyped_storage().nbytes() < whole.numel() * ELEMENT:
-            raise ValueError(f"{what} needs a tensor with memory; its storage has {whole.untyped_storage().nbytes()} bytes (resize it first)")
+            raise ValueError(f"{what} needs a tensor with memory; its storage has {whole.untyped_storage().nbytes()} bytes (resize it "
+                             "first)")
 
 
 def pair_of(returned: object) -> tuple:
