@@ -97,6 +97,14 @@ def test_the_same_id_twice(folder):
     assert "is there twice" in str(bank.quiz("05").problems["05.q1"]) and bank.question("05.q1").text == "Which?"
 
 
+def test_where_a_right_and_a_wrong_answer_overlap_the_right_one_counts(folder):
+    (folder / "05.json").write_text(json.dumps([{"question": "Between?", "type": "numeric", "answers": [
+        {"type": "range", "range": [0, 10], "correct": False, "feedback": "Near."},
+        {"type": "value", "value": 5, "correct": True, "feedback": "Yes."}]}]))
+    question = bank.question("05.q1")
+    assert judge(question, 5).right and judge(question, 6).feedback == "Near." and not judge(question, 11).right
+
+
 def test_plain_jupyterquiz_is_accepted_as_it_is(folder):
     """Fields and types as in its documentation; what we do not use is left alone."""
     (folder / "05.json").write_text(json.dumps([
