@@ -61,6 +61,12 @@ def plan(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def exercises(argv: list[str]) -> int:
+    """Build the exercises' notebooks, check an answer, grade a folder of submissions."""
+    from .exercises import command
+    return command.main(argv)
+
+
 def doctor(argv: list[str]) -> int:
     """Say what this machine can run, and what is wrong with it."""
     from . import doctor as command
@@ -80,7 +86,8 @@ def certificate(argv: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "show": show, "checkpoint": checkpoint, "bench": bench, "plan": plan,
-                                                    "doctor": doctor, "progress": progress, "certificate": certificate}
+                                                    "exercises": exercises, "progress": progress, "certificate": certificate,
+                                                    "doctor": doctor}
 
 
 def overview() -> Parser:
