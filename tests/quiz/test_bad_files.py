@@ -41,7 +41,7 @@ BROKEN = [
     (change(answers=[{"answer": "a", "correct": True}, {"answer": "a", "correct": False}]), "has the same text twice"),
     (change(answers=[{"answer": "a", "correct": True}]), "has 1 entries; give 2 to 26"),
     (change(answers=[{"correct": True}, {"answer": "b"}]), r"field answers\[0\].answer is missing"),
-    (change(see={"notebok": "05"}), "field see.notebok is '05'; see has notebook, look and source"),
+    (change(see={"notebok": "05"}), "field see.notebok is '05'; see has notebook, section and source"),
     (change(see="05"), "field see is '05'; write"),
     (change(draw={"ranks": []}), "field draw.ranks is"),
     (change(prints={"ranks": 2, "rank": 2}, code="print(1)"), "field prints is"),
