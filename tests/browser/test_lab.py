@@ -20,6 +20,7 @@ CELLS = [
     "from tests.viz import samples\nfrom fsdp_ref.lab import explore\nledger = samples.zero3(2)\nexplore.cut(ledger)",
     "explore.ring('all-reduce', 4)",
     "ledger",
+    "from fsdp_ref.lab import ask\nask('05')",
 ]
 
 
@@ -33,6 +34,7 @@ def shown(tmp_path_factory):
     with server(folder) as address, playwright.sync_playwright() as driver, opened(driver, address.format("explore.ipynb")) as found:
         found[0].wait_for_selector(".jp-OutputArea img[alt^='One step on 2 ranks']")
         found[0].wait_for_selector(".jp-OutputArea img[alt^='Ring all-reduce on 4 ranks']")
+        found[0].wait_for_selector(".fsdp-ref-quiz input[type=radio]")
         yield found
 
 
@@ -67,6 +69,45 @@ def test_the_representation_of_a_ledger_is_a_picture_with_words(shown):
     image = page.locator(".jp-OutputArea img[alt^='One step on 2 ranks']")
     assert image.evaluate("image => image.naturalWidth") == 902
     assert page.locator(".jp-CodeCell").nth(2).locator("table").count() == 1
+
+
+def _question(page, number):
+    """The box of one question of the quiz: the smallest that has its text and a button."""
+    return page.locator(".fsdp-ref-quiz > .widget-vbox", has=page.locator(f"strong:text-is('05.q{number}')"))
+
+
+def test_a_question_is_answered_with_the_keyboard_alone(shown):
+    page, _ = shown
+    question = _question(page, 3)
+    assert question.locator("[role=status]").inner_text() == ""
+    question.get_by_role("radio", name="a) ").focus()
+    page.keyboard.press("Space")
+    page.keyboard.press("Tab")                              # each radio button of ipywidgets is a stop of its own
+    page.keyboard.press("Space")
+    assert question.get_by_role("radio").nth(1).is_checked() and not question.get_by_role("radio").nth(0).is_checked()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    question.get_by_text("05.q3: ").wait_for()
+    assert any(mark in question.locator("[role=status]").inner_text() for mark in ("✓", "✗"))
+    if os.environ.get("FSDP_REF_WRITE_GOLDEN"):
+        question.screenshot(path=str(Path(__file__).with_name("quiz.png")))
+
+
+def test_every_control_of_a_quiz_has_a_name(shown):
+    page, _ = shown
+    quiz = page.locator(".fsdp-ref-quiz")
+    assert quiz.get_by_role("button", name="Check answer").count() == 7
+    assert _question(page, 5).get_by_role("checkbox", name="optimizer's moments").count() == 1
+    assert _question(page, 1).get_by_role("textbox", name="05.q1, your answer (bytes):").count() == 1
+    assert _question(page, 4).get_by_role("combobox", name="1st step:").count() == 1
+
+
+def test_nothing_of_a_quiz_is_cut_off_at_the_right(shown):
+    page, _ = shown
+    wide = page.evaluate("() => [...document.querySelectorAll('.fsdp-ref-quiz label, .fsdp-ref-quiz p, .fsdp-ref-quiz select')]"
+                         ".filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText)")
+    assert wide == []
 
 
 def test_axe_finds_nothing_wrong_with_what_the_cells_show(shown):
