@@ -25,7 +25,8 @@ lab = start(ranks=4, timeout=20, limit=60)         # seconds for a collective, a
 # %% [markdown]
 # ## The second gather
 #
-# Gather and free, as in notebook 07, with a label that says for which phase:
+# A unit keeps `own`, this rank's slice of its weights, and `whole`, a vector of which all its weights are views and whose memory comes and
+# goes. Gather and free, as in notebook 07, with a label that says for which phase:
 
 # %%
 # %%px
