@@ -313,6 +313,6 @@ ask("11")
 # **In the source:** [`checkpoint/commit.py`](../fsdp_ref/checkpoint/commit.py), [`checkpoint/load.py`](../fsdp_ref/checkpoint/load.py),
 # [`preemption.py`](../fsdp_ref/preemption.py); [checkpoint_faults.md](../docs/checkpoint_faults.md) lists the faults that tests put in.
 #
-# **Papers:** Mohan et al., *CheckFreq: Frequent, Fine-Grained DNN Checkpointing*, section 3 (what must be saved, resuming the data); Wan
-# et al., *ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development*, section 4 (resharding on load); Young,
-# *A first order approximation to the optimum checkpoint interval*, section 2 (how often).
+# **Papers:** Mohan et al., *CheckFreq: Frequent, Fine-Grained DNN Checkpointing*, sections 3.1 (a checkpoint without the data's place is
+# wrong) and 4.3 (saving beside training); Wan et al., *ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model
+# Development* (resharding on load); Young, *A First Order Approximation to the Optimum Checkpoint Interval* (how often).
