@@ -300,9 +300,10 @@ for name, plan in plans.items():
 viz.memory_over_step({name: plan.ledger.window("step") for name, plan in plans.items()})
 
 # %% [markdown]
-# Predictions from published figures; nothing here was measured on a GPU, and only rings are modelled (NCCL has trees, too). HSDP buys
-# short rings with memory. Meta trained this model with tensor, context and pipeline parallelism beside FSDP, for such reasons;
-# `plan.advise` knows those.
+# The dark stripes are 126 blocks that come and go. Predictions from published figures; nothing here was measured on a GPU, and only rings
+# are modelled (NCCL has trees, too). HSDP buys short rings with memory. Meta trained this model with tensor, context and pipeline
+# parallelism beside FSDP. Under **tensor parallelism** a rank computes with a *part* of a weight and exchanges activations; under FSDP it
+# gathers and computes with all of it.
 #
 # **Exercise:** [capstone](../exercises/release/capstone.ipynb): wrap a GPT within a budget of memory and one of bytes.
 # <!-- TODO-MERGE check("capstone") -->
