@@ -46,6 +46,16 @@ early = predict("09.early", "PyTorch's fully_shard, the optimizer built before i
                 choices=["it falls", "it stays the same, to the last bit", "an error stops the run"])
 
 # %%
+def fit(model, optimizer):
+    """One step towards an output of 1; the loss."""
+    loss = (model(torch.ones(4, 16)) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+# %%
 def too_early():
     """Build the optimizer, then shard with PyTorch's own fully_shard, then train five steps; the losses."""
     from torch.distributed.fsdp import fully_shard
@@ -54,15 +64,6 @@ def too_early():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)      # the old parameters
     fully_shard(model)                                             # and now the model has others
     return [fit(model, optimizer) for _ in range(5)]
-
-
-def fit(model, optimizer):
-    """One step towards an output of 1; the loss."""
-    loss = (model(torch.ones(4, 16)) - 1).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
 
 
 # %%

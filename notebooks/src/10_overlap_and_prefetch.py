@@ -134,8 +134,9 @@ read("engine/schedule.py", "Schedule.following")
 # %% [markdown]
 # ## What it costs
 #
-# A gather on its way holds a buffer of a whole unit until it is copied out. Without prefetch a rank has at most one buffer and the weights
-# that it is copied into: two units. With two gathers under way beside the block that computes, it has three. Counted in blocks of 200 kB:
+# A gather on its way holds a buffer of a whole unit until it is copied out. Without prefetch a rank has at most that buffer and the
+# weights it is copied into: two units. With one gather ahead it has a block that computes and one buffer: two units again, so prefetch 1
+# costs nothing at the peak. With two gathers ahead it is three. Counted in blocks of 200 kB:
 
 # %%
 memory = predict("10.memory", "Prefetch 2 instead of none: how many blocks' weights does a rank hold more at the peak of forward?",
@@ -175,9 +176,11 @@ slower.reveal(waited(slow[1], 2) - waited(slow[2], 2))
 assert all(waited(book, 2) > 1.5 for book in slow.values()), "on a slow link a part of every gather stays exposed"
 
 # %% [markdown]
-# One gather ahead already keeps the link busy. A second ahead helps where units are *unequal*: a small one that computes too briefly to
-# hide a large one behind it. **Exercise:** [forward_prefetch](../exercises/release/forward_prefetch.ipynb): write the prefetch, within a
-# bound on memory.
+# One gather ahead already keeps the link busy; a second closes the gaps between gathers. (A little less than 3.5 is waited for because a
+# forward takes a little more than its nap.) A second ahead helps where units are *unequal*: a small one computes too briefly to hide a
+# large one.
+#
+# **Exercise:** [forward_prefetch](../exercises/release/forward_prefetch.ipynb): write the prefetch, within a bound on memory.
 # <!-- TODO-MERGE check("forward_prefetch") -->
 
 # %% [markdown]
@@ -275,6 +278,6 @@ ask("10")
 # **In the source:** [`engine/schedule.py`](../fsdp_ref/engine/schedule.py), [`wire.py`](../fsdp_ref/wire.py) (the emulated link),
 # [`plan/simulator.py`](../fsdp_ref/plan/simulator.py), [`viz/overlap.py`](../fsdp_ref/viz/overlap.py) (what "exposed" means).
 #
-# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, section 3.3 (overlap, prefetching, the rate
-# limiter); Zhang et al., *SimpleFSDP: Simpler Fully Sharded Data Parallel with torch.compile*, section 3 (reordering by a compiler);
-# Rajbhandari et al., *ZeRO-Infinity*, section 4 (how much bandwidth a step needs).
+# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3.3 (overlap, prefetching) and 3.4
+# (the rate limiter); Rajbhandari et al., *ZeRO-Infinity*, section 4 (how much bandwidth a step needs); Zhang et al., *SimpleFSDP: Simpler
+# Fully Sharded Data Parallel with torch.compile* (a compiler that reorders).
