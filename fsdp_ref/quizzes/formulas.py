@@ -26,6 +26,11 @@ def at_rest(stage: str, ranks: int, parameter: int = 4, gradient: int = 4, optim
     return STAGES[stage].bytes_per_parameter(ranks, parameter=parameter, gradient=gradient, optimizer=optimizer)
 
 
+def saved(stage: str, other: str, ranks: int) -> float:
+    """Bytes a parameter at rest that row `other` saves a rank against row `stage`."""
+    return at_rest(stage, ranks) - at_rest(other, ranks)
+
+
 def gigabytes(billions: float, bytes_each: float, ranks: int = 1) -> float:
     """GB (10^9 bytes) of so many billion parameters, divided by `ranks`."""
     return billions * bytes_each / ranks
@@ -55,6 +60,16 @@ def rows_of(rows: int, ranks: int, rank: int) -> float:
     return float(chunk_rows(rows, ranks, rank)[2])
 
 
+def last_rows(rows: int, ranks: int) -> float:
+    """Real rows of the last rank."""
+    return rows_of(rows, ranks, ranks - 1)
+
+
+def first_rows(rows: int, ranks: int) -> float:
+    """Real rows of rank 0: a full chunk."""
+    return rows_of(rows, ranks, 0)
+
+
 def padding(rows: int, ranks: int) -> float:
     """Rows of padding on all ranks together."""
     return float(chunk_rows(rows, ranks, 0)[0] * ranks - rows)
@@ -82,14 +97,29 @@ def mean_of_means(loss: float, other_loss: float) -> float:
     return (loss + other_loss) / 2
 
 
+def mean_too_high(tokens: int, other_tokens: int, loss: float, other_loss: float) -> float:
+    """By how much the mean of two means is above the mean."""
+    return mean_of_means(loss, other_loss) - two_means(tokens, other_tokens, loss, other_loss)
+
+
 def global_norm(norm: float, other_norm: float) -> float:
     """The norm of a gradient of which two ranks hold parts with these norms."""
     return math.hypot(norm, other_norm)
 
 
+def clip_factor(norm: float, other_norm: float) -> float:
+    """What a gradient in two parts is scaled with to clip it to norm 1."""
+    return min(1.0, 1 / global_norm(norm, other_norm))
+
+
 def total(parts: list[float], factor: float = 1) -> float:
     """`factor` times the sum of the parts."""
     return factor * sum(parts)
+
+
+def one_over_sum(parts: list[float]) -> float:
+    """1 over the sum of the parts."""
+    return 1 / sum(parts)
 
 
 def largest(parts: list[float]) -> float:
@@ -145,8 +175,9 @@ def weights_gb(model: str, gpus: int, bytes_each: float) -> float:
 
 
 FORMULAS: dict[str, Callable[..., float]] = {f.__name__: f for f in (
-    at_rest, gigabytes, dtypes_at_rest, sent, sent_in_a_step, rows_of, padding, files_read, two_means, mean_of_means, global_norm, total,
-    largest, product, quotient, root, weights_in_forward, exposed, link_time, save_interval, state_gb, weights_gb)}
+    at_rest, saved, gigabytes, dtypes_at_rest, sent, sent_in_a_step, rows_of, last_rows, first_rows, padding, files_read, two_means,
+    mean_of_means, mean_too_high, global_norm, clip_factor, total, one_over_sum, largest, product, quotient, root, weights_in_forward,
+    exposed, link_time, save_interval, state_gb, weights_gb)}
 
 
 def arguments(name: str, given: dict[str, object], drawn: dict[str, object]) -> dict[str, object]:

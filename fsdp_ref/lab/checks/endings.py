@@ -47,11 +47,11 @@ def _why(evidence: Evidence, case: Case) -> Failure | None:
             return Failure("exit", f"rank {rank}'s process {how} before the function returned; it must return", rank)
     if not lost:
         return None
-    mine = evidence.ranks[lost[0]]
+    late = min(lost, key=lambda rank: (bool(evidence.ranks[rank].waits), rank))          # who waits, waits for one that works
     if evidence.failure is None:
-        return Failure("exit", f"rank {lost[0]} closed its line to the judge before the function returned", lost[0])
-    doing = f"waits for {mine.waits}" if mine.waits else "is still at work"
-    return Failure("time", f"{evidence.failure.words}: rank {lost[0]} {doing}{_at(mine.at)}", lost[0])
+        return Failure("exit", f"rank {late} closed its line to the judge before the function returned", late)
+    doing = f"waits for {evidence.ranks[late].waits}" if evidence.ranks[late].waits else "is still at work"
+    return Failure("time", f"{evidence.failure.words}: rank {late} {doing}{_at(evidence.ranks[late].at)}", late)
 
 
 def _at(code: str) -> str:

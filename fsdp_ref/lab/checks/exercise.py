@@ -23,7 +23,8 @@ class Case:
         known: what only the judge gets (expected results).
         files: name -> bytes, laid into the ranks' folder before they start.
         one_folder: whether all ranks share one folder (else each has its own).
-        limit, cpu: seconds of time, and of CPU time of each rank; memory: bytes a rank may take; file_size: bytes of one file.
+        limit, cpu: seconds of time (longer on a busy machine), and of CPU time of each rank.
+        memory, file_size: bytes a rank may take, and bytes of one file.
     """
 
     world: int

@@ -78,7 +78,10 @@ def _stopped(exercise: Exercise, failure: Failure) -> Verdict:
 def _judged(exercise: Exercise, case: Case, evidence: Evidence) -> list[Verdict]:
     """The judge's verdicts on a run in which every rank returned."""
     ended = [passes("no hang", "every rank returned, every time")] if "no hang" in exercise.points else []
-    return [*ended, *exercise.judge(case, evidence)]
+    try:
+        return [*ended, *exercise.judge(case, evidence)]
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
+        return [Verdict("values", False, f"what the ranks returned cannot be judged ({type(error).__name__}: {error})")]
 
 
 def _conclude(report: Report, exercise: Exercise, found: dict[str, Verdict], stopped: bool) -> None:

@@ -25,7 +25,7 @@ from .serving import server
 from .submission import Submission
 
 OUTPUT_LIMIT = 2**20            # bytes a rank may print
-TRAFFIC_LIMIT = 2**28           # bytes a rank may send
+TRAFFIC_LIMIT = 2**26           # bytes a rank may send
 SETTLE = 1.0                    # seconds the others get when a rank has failed
 PATIENCE = "FSDP_REF_CHECK_PATIENCE"        # environment variable: multiplies the limits on time, for a machine that is busy
 
@@ -95,7 +95,7 @@ class Run:
             self.outbox[rank] += frames.pack({
                 "exercise": self.exercise, "source": self.submission.text, "name": self.submission.name, "rank": rank, "world": world,
                 "home": str(folder), "case": {**self.case.shared, **each}, "memory": self.case.memory,
-                "cpu": int(self.case.cpu * self.patience), "files": self.case.file_size})
+                "cpu": self.case.cpu, "files": self.case.file_size})
             self.lines[rank].setblocking(False)
             self.selector.register(self.lines[rank], selectors.EVENT_READ | selectors.EVENT_WRITE, (rank, "line"))
             os.set_blocking(self.outputs[rank], False)

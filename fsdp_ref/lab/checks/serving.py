@@ -19,6 +19,10 @@ SERVER = Path(__file__).with_name("inside") / "server.py"
 START = 120.0                   # seconds the server may take to import torch
 ANSWER = 30.0                   # seconds it may take to fork or to kill
 
+# What the ranks see of the environment; anything else may be a secret
+KEPT = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_ALL", "TZ",
+        "TMPDIR")
+
 _server: Server | None = None
 
 
@@ -28,7 +32,7 @@ class Server:
     def __init__(self) -> None:
         self.owner = os.getpid()
         self._line, theirs = socket.socketpair()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "JPY_"))}
+        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         self._process = subprocess.Popen([sys.executable, "-P", str(SERVER), str(self.owner)], stdin=theirs, stdout=subprocess.DEVNULL,
                                          stderr=subprocess.PIPE, start_new_session=True, env=environment | {"OMP_NUM_THREADS": "1"})
         theirs.close()
@@ -67,10 +71,10 @@ class Server:
         if self.owner == os.getpid():
             self._line.close()
             try:
-                self._process.wait(5)
+                self._process.wait(2)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait(5)
+                self._process.kill()                            # its ranks end with it
+                self._process.wait(60)
 
 
 def server() -> Server:

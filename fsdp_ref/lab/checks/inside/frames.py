@@ -15,7 +15,7 @@ import struct
 import torch
 
 HEAD = struct.Struct("!IQ")
-JSON_LIMIT, RAW_LIMIT = 2**20, 2**26
+JSON_LIMIT, RAW_LIMIT = 2**20, 2**24
 DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (
     torch.float32, torch.float64, torch.float16, torch.bfloat16,
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}

@@ -15,6 +15,7 @@ import sys
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, PR_SET_PDEATHSIG, FILTER = 38, 22, 1, 2
 READ = 1 | 1 << 2 | 1 << 3                             # execute (a library is mapped so), read a file, read a folder
+LIST = 1 << 3
 ALL_OF = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 OF_FILES = 1 | 1 << 1 | 1 << 2 | 1 << 14 | 1 << 15     # the rights that a rule for a single file may name
 AUDIT = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -47,7 +48,7 @@ def die_with_parent() -> None:
         _libc().prctl(PR_SET_PDEATHSIG, 9)
 
 
-def landlock(readable: list[str], writable: str) -> bool:
+def landlock(readable: list[str], listable: list[str], writable: str) -> bool:
     """No file but these, for ever; no TCP and no signal to processes outside. True when the kernel knows Landlock."""
     if sys.platform != "linux":
         return False
@@ -63,6 +64,8 @@ def landlock(readable: list[str], writable: str) -> bool:
         return False
     for path in readable:
         _rule(libc, ruleset, path, READ)
+    for path in listable:                               # importing looks for names in a folder
+        _rule(libc, ruleset, path, LIST)
     _rule(libc, ruleset, writable, handled)
     _rule(libc, ruleset, "/dev/null", handled)
     _rule(libc, ruleset, "/dev/urandom", READ)

@@ -23,17 +23,18 @@ from . import kernel
 
 GIB = 2**30
 PACKAGE = Path(__file__).parents[3]                   # the folder of fsdp_ref
-FORBIDDEN = ("socket.bind", "socket.connect", "socket.sendto", "socket.__new__", "subprocess.Popen", "os.system", "os.exec", "os.fork",
+FORBIDDEN = ("socket.bind", "socket.connect", "socket.sendto", "socket.__new__", "socket.getaddrinfo", "socket.gethostbyname",
+             "subprocess.Popen", "os.system", "os.exec", "os.fork",
              "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg", "pty.spawn", "ctypes.dlopen", "ctypes.dlsym",
              "ctypes.call_function", "signal.pthread_kill", "sys.addaudithook", "resource.setrlimit", "resource.prlimit",
              "shutil.chown", "os.chown", "gc.get_objects", "gc.get_referrers")
-FILES = ("open", "os.listdir", "os.scandir", "os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
-         "os.chdir", "shutil.rmtree", "glob.glob")
+READS = ("os.listdir", "os.scandir", "os.chdir", "glob.glob")
+WRITES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.utime", "shutil.rmtree")
 
 
 def libraries() -> list[str]:
-    """The folders of installed libraries that a submission may read: the standard library, site-packages without this package, and what
-    the dynamic linker needs."""
+    """What a submission may read: the standard library, installed packages, what the dynamic linker needs, and of this package everything
+    but the lab, where the judges are."""
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {Path(path) for path in sys.path if path.endswith("site-packages")}
     folders |= {Path(path) for path in ("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime",
@@ -44,6 +45,7 @@ def libraries() -> list[str]:
             found += [each for each in _beside(folder, PACKAGE.resolve())]
         else:
             found.append(folder)
+    found += [path for path in PACKAGE.resolve().iterdir() if path.name != "lab"]
     return [str(path) for path in found]
 
 
@@ -81,14 +83,14 @@ def close_in(home: str, report: Callable[[str], None]) -> None:
     """Shut the walls: from now on this process may write below `home` and read libraries, and no more. `report(words)` is called for each
     attempt that the hook refuses."""
     readable = libraries()
-    kernel.landlock(readable, home)
+    kernel.landlock(readable, [str(PACKAGE)], home)
     kernel.seccomp()
     sys.addaudithook(_hook(tuple(readable), os.path.realpath(home), report))
 
 
 def _hook(readable: tuple[str, ...], home: str, report: Callable[[str], None]) -> Callable:
-    realpath, fspath, names, files = os.path.realpath, os.fspath, frozenset(FORBIDDEN), frozenset(FILES)
-    told: set[str] = set()
+    realpath, fspath, names, reads, writes = os.path.realpath, os.fspath, frozenset(FORBIDDEN), frozenset(READS), frozenset(WRITES)
+    package, told = str(PACKAGE.resolve()), set()
 
     def allowed(path: object, writing: bool) -> bool:
         if not isinstance(path, str | bytes | os.PathLike):
@@ -98,13 +100,18 @@ def _hook(readable: tuple[str, ...], home: str, report: Callable[[str], None]) -
         if text.startswith("<"):                                 # linecache asks for the submission itself
             return True
         place = realpath(text)
-        below = [home, "/dev/null"] if writing else [home, "/dev/null", "/dev/urandom", *readable]
+        below = (home, "/dev/null") if writing else (home, "/dev/null", "/dev/urandom", *readable)
         return any(place == root or place.startswith(root + "/") for root in below)
+
+    def refused(event: str, args: tuple) -> bool:
+        if event in reads:
+            return bool(args) and not allowed(args[0], False) and not (isinstance(args[0], str) and realpath(args[0]) == package)
+        return event in writes and not allowed(args[0], True) or event == "open" and not allowed(args[0], _writes(args))
 
     def hook(event: str, args: tuple) -> None:
         if event in names:
             words = f"{event}{_of(args)}"
-        elif event in files and not allowed(args[0] if args else None, event != "open" or _writes(args)):
+        elif refused(event, args):
             words = f"{event} of {str(args[0])[:200]}"
         else:
             return

@@ -25,6 +25,10 @@ class Meter(TorchDispatchMode):
         self.peak = self.largest = 0
         self.made: list[int] = []                           # bytes of each storage, in the order in which they were made
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False                                        # True makes torch import its compiler at the first use, in every rank anew
+
     def know(self, *tensors: torch.Tensor) -> None:
         """Count these tensors too."""
         for tensor in tensors:

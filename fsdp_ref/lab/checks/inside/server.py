@@ -39,7 +39,7 @@ def serve(judge: socket.socket) -> None:
         text, files = receive(judge)
         if not text:
             stop(pids)
-            return
+            os._exit(0)
         request = json.loads(text)
         if "ranks" in request:
             pids = start(judge, request["ranks"], files, program)

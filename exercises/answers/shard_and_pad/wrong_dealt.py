@@ -1,0 +1,18 @@
+"""dealt out like cards"""
+
+import torch.distributed as dist
+
+
+def shard_and_pad(weight, rank, world):
+    rows, others = weight.shape[0], weight.shape[1:]
+    each = -(-rows // world)
+    shard = weight.new_zeros(each, *others)
+    mine = weight[rank::world]
+    shard[:len(mine)] = mine
+
+    def unshard():
+        padded = shard.new_empty(world * shard.shape[0], *others)
+        dist.all_gather_into_tensor(padded, shard)
+        return padded[:rows]
+
+    return shard, unshard

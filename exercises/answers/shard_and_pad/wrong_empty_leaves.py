@@ -1,0 +1,20 @@
+"""returned already"""
+
+import torch.distributed as dist
+
+
+def shard_and_pad(weight, rank, world):
+    rows, others = weight.shape[0], weight.shape[1:]
+    each = -(-rows // world)
+    shard = weight.new_zeros(each, *others)
+    mine = weight[rank * each:(rank + 1) * each]
+    shard[:len(mine)] = mine
+    empty = len(mine) == 0
+
+    def unshard():
+        padded = shard.new_zeros(world * each, *others)
+        if not empty:
+            dist.all_gather_into_tensor(padded, shard)
+        return padded[:rows]
+
+    return shard, unshard

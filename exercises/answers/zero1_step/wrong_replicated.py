@@ -1,0 +1,16 @@
+"""every rank holds the whole momentum"""
+
+import torch
+import torch.distributed as dist
+
+
+def momentum_step(param, grad, state, lr):
+    if "v" not in state:
+        state["v"] = torch.zeros_like(param)
+    state["v"].mul_(0.9).add_(grad)
+    param.sub_(lr * state["v"])
+
+
+def zero1_step(flat, grad, state, rank, world, lr):
+    dist.all_reduce(grad, op=dist.ReduceOp.AVG)
+    momentum_step(flat, grad, state, lr)

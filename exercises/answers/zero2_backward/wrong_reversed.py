@@ -1,0 +1,19 @@
+"""in the order of backward"""
+
+import torch
+import torch.distributed as dist
+
+
+def zero2_backward(loss, params, rank, world):
+    slices = {}
+
+    def hook(param):
+        slices[param] = torch.empty(param.numel() // world)
+        dist.reduce_scatter_tensor(slices[param], param.grad.reshape(-1), op=dist.ReduceOp.AVG)
+        param.grad = None
+
+    hooks = [param.register_post_accumulate_grad_hook(hook) for param in params]
+    loss.backward()
+    for each in hooks:
+        each.remove()
+    return list(slices.values())
