@@ -73,8 +73,21 @@ def doctor(argv: list[str]) -> int:
     return command.main(argv)
 
 
+def progress(argv: list[str]) -> int:
+    """Say what you have done of the course, and what comes next."""
+    from . import progress_command as command
+    return command.main(argv)
+
+
+def certificate(argv: list[str]) -> int:
+    """Make keys, issue certificates from graded results, check one."""
+    from .certificate import command
+    return command.main(argv)
+
+
 COMMANDS: dict[str, Callable[[list[str]], int]] = {"train": train, "show": show, "checkpoint": checkpoint, "bench": bench, "plan": plan,
-                                                    "exercises": exercises, "doctor": doctor}
+                                                    "exercises": exercises, "progress": progress, "certificate": certificate,
+                                                    "doctor": doctor}
 
 
 def overview() -> Parser:

@@ -235,7 +235,7 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
         if check is not None and goes_now:
             check()
         if message.is_cuda:
-            return _issue_cuda(library, what, sequence, label, keep, stream, facts)
+            return queue_cuda(library, what, sequence, label, keep, stream, facts)
         if "gloo" not in dist.get_backend_config(group):
             return Pending(_recorded(library().wait, facts, begin), what, sequence, label, keep)
         if goes_now:
@@ -244,7 +244,7 @@ def _issue(lane: Lane, library: Callable[[], dist.Work], direct: Callable[[int],
             carry = partial(_checked, check, partial(direct, sequence)) if check is not None else partial(direct, sequence)
     except RuntimeError as error:
         raise world.explain_failure(error, what, sequence) from error
-    done = lambda on_wire, end: _record(facts, begin, end, on_wire)  # noqa: E731
+    done = lambda on_wire, end: write_down(facts, begin, end, on_wire)  # noqa: E731
     return Pending(wire.Wire.of(group).submit(carry, ledger.wire_bytes(lane, nbytes, facts[5]), done).result, what, sequence, label, keep)
 
 
@@ -263,12 +263,12 @@ def _checked(check: Callable[[], None], carry: Callable[[], object]) -> None:
 def _recorded(wait: Callable[[], object], facts: tuple, begin: float) -> Callable[[], None]:
     def arrive() -> None:
         wait()
-        _record(facts, begin, ledger.now())
+        write_down(facts, begin, ledger.now())
     return arrive
 
 
-def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
-                stream: torch.cuda.Stream | None, facts: tuple) -> Pending:
+def queue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: Label, keep: tuple[torch.Tensor, ...],
+               stream: torch.cuda.Stream | None, facts: tuple) -> Pending:
     """Queue a collective on `stream` (default: the current one); the returned event marks its end on the device."""
     stream = stream or torch.cuda.current_stream()
     with torch.cuda.stream(stream):
@@ -277,10 +277,10 @@ def _issue_cuda(call: Callable[[], dist.Work], what: str, sequence: int, label: 
         event = torch.cuda.Event()
         event.record(stream)
         if begin is not None:
-            _record(facts, begin, stamp(stream))
+            write_down(facts, begin, stamp(stream))
     return Pending(None, what, sequence, label, keep, event)
 
 
-def _record(facts: tuple, begin, end, on_wire: float | None = None) -> None:
+def write_down(facts: tuple, begin, end, on_wire: float | None = None) -> None:
     lane, name, unit, phase, nbytes, size, sequence, leader = facts
     ledger.add_event(lane, name, unit, phase, begin, end, nbytes, size, sequence, on_wire, leader)

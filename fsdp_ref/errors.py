@@ -40,6 +40,12 @@ class CheckpointError(FsdpRefError):
     exit_code = 4
 
 
+class CertificateError(FsdpRefError):
+    """A certificate is forged, edited, of another course, or none at all."""
+
+    exit_code = 5
+
+
 class Preempted(FsdpRefError):
     """A signal asked the run to stop, and it has stopped: every rank saved the same step. The exit code is EX_TEMPFAIL, "try again"."""
 

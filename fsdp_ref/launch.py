@@ -97,8 +97,7 @@ def describe(error: ChildFailedError, out: Path) -> tuple[str, int]:
     if -failure.exitcode in preemption.SIGNALS:
         return f"rank {rank} was stopped by {failure.signal_name()} before it could listen; {_how_to_go_on(out)}", Preempted.exit_code
     if failure.exitcode < 0:
-        hint = ", the system may have run out of memory" if failure.exitcode == -signal.SIGKILL else ""
-        return f"rank {rank} was killed by {failure.signal_name()}{hint}; {_how_to_go_on(out)}", RankError.exit_code
+        return f"{diagnosis.diagnose(Evidence(ended={rank: failure.exitcode})).sentence}; {_how_to_go_on(out)}", RankError.exit_code
     return f"rank {rank} stopped with exit code {failure.exitcode}: {_message(failure)}", failure.exitcode
 
 

@@ -35,7 +35,9 @@ class Category(enum.StrEnum):
 
 
 def wire_bytes(name: str, nbytes: int, group_size: int) -> float:
-    """Bytes each rank sends for a collective `name` of a message of `nbytes` (0 for what is no collective of the engine)."""
+    """Bytes each rank sends for a collective `name` of a message of `nbytes`: all of them for a send, 0 for what is no message."""
+    if name == "send":
+        return float(nbytes)
     rounds = {"all-gather": 1, "reduce-scatter": 1, "all-reduce": 2}.get(name, 0)
     return rounds * nbytes * (group_size - 1) / group_size
 

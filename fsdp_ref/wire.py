@@ -110,9 +110,19 @@ def _carry(carry: Callable[[], object], wire_bytes: float, done: Callable[[float
     began, link = time.perf_counter(), _link
     with torch.inference_mode():                            # also writes to tensors that were made in inference mode
         carry()
+    hold(link, began, wire_bytes)
+    done(began, time.perf_counter())
+
+
+def hold(link: Link | None, began: float, wire_bytes: float) -> None:
+    """Return when `link` is done with a message that began at `began` (perf_counter); at once where none is emulated."""
     if link is not None:
         time.sleep(max(0.0, began + link.seconds(wire_bytes) - time.perf_counter()))
-    done(began, time.perf_counter())
+
+
+def link() -> Link | None:
+    """The link that is emulated now."""
+    return _link
 
 
 # -- messages -----------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,16 @@
 """What every test may use: `ranks`, a pool of real processes (see tests/ranks.py)."""
 
+import os
+import tempfile
+
 import pytest
 import torch.distributed as dist
 
 from tests.ranks import RankPool
+
+# What tests and the notebooks they run note of a learner's progress is not that of whoever runs them.
+_DATA = tempfile.TemporaryDirectory(prefix="fsdp-ref-data-")
+os.environ["FSDP_REF_DATA"] = _DATA.name
 
 
 @pytest.fixture(scope="session")

@@ -15,5 +15,6 @@ optimizer afterwards. Nothing in the package may import this part: lessons and t
 """
 
 from . import differentiable, flat
+from .transcript import Transcript
 
-__all__ = ["differentiable", "flat"]
+__all__ = ["Transcript", "differentiable", "flat"]

@@ -66,6 +66,18 @@ class Training:
         self._process.wait(timeout=10)
         return {"before": len(family), "after": len(alive)}
 
+    def preempt(self, number: int = signal.SIGTERM) -> int:
+        """Ask the run to stop, as a scheduler does that will take the machine away; wait until it has. Returns its exit code: 75 when the
+        step under way was finished and saved. Raises RankError when it does not end in time."""
+        self._process.send_signal(number)
+        try:
+            self._errors = self._process.communicate(timeout=LIMIT)[1]
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise RankError(f"the training command did not end {LIMIT:g} s after it was asked to and was killed; give it "
+                            "smaller steps") from None
+        return self._process.returncode
+
     def _find_family(self) -> list[psutil.Process]:
         """The ranks, and the command that started them."""
         command = psutil.Process(self._process.pid)

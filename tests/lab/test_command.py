@@ -33,6 +33,14 @@ def test_killed_at_once_and_continued(tmp_path, text):
     assert sorted(again.losses()) == list(range(1, left + 2))
 
 
+def test_asked_to_stop_it_saves_its_step_and_says_so_with_its_exit_code(tmp_path, text):
+    run = Training(tmp_path / "run", data=text, steps=4000, save_every=0, **TINY).until_step(5)
+    assert run.preempt() == 75
+    last = max(run.losses())
+    assert 5 <= last < 4000
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == [f"step-{last:08d}"]
+
+
 def test_a_refusal_is_told_in_the_commands_own_words(tmp_path):
     with pytest.raises(RankError, match="no-such-text"):
         Training(tmp_path / "run", data=tmp_path / "no-such-text", steps=1, **TINY).finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psutil
 import pytest
 
+from fsdp_ref import checkpoint
 from fsdp_ref.lab import RanksFailed, start
 from tests.lab.gallery.programs import ONE_IS_LOST, PROGRAMS, TOLD_BEFORE_ANYTHING_IS_SENT
 
@@ -49,6 +50,9 @@ def test_told_and_the_pool_goes_on(lab, program, tmp_path):
     check(program, raised.value.diagnosis, str(raised.value), "the cell")
     assert not raised.value.restarted and lab.pids == before
     lab.execute(WORKS)
+    if "step=1" in program.text:
+        assert [path.name for path in checkpoint.committed(tmp_path)] == ["step-00000001"], "the older checkpoint is the newest still"
+        checkpoint.verify(tmp_path / "step-00000001")
 
 
 @pytest.mark.parametrize("program", ONE_IS_LOST, ids=lambda program: program.name)

@@ -142,10 +142,10 @@ def failure(exitcode, message="", timestamp=5):
 
 
 @pytest.mark.parametrize("failures, line, code", [
-    ({0: failure(3, "rank 1 died", 1), 1: failure(-9)}, "rank 1 was killed by SIGKILL, the system may have run out of memory; ", 3),
+    ({0: failure(3, "rank 1 died", 1), 1: failure(-9)}, "rank 1 died with signal 9 (SIGKILL): killed from outside, or by the", 3),
     ({0: failure(3, "rank 1 died", 1), 1: failure(75, "a signal asked; step 3 is saved")}, "a signal asked; step 3 is saved", 75),
     ({1: failure(-15), 0: failure(3, "late", 9)}, "rank 1 was stopped by SIGTERM before it could listen; ", 75),
-    ({0: failure(-11)}, "rank 0 was killed by SIGSEGV; ", 3),
+    ({0: failure(-11)}, "rank 0 died with signal 11 (SIGSEGV); ", 3),
     ({0: failure(3, "rank 2 never arrived at x; every rank must"), 1: failure(3, "late", 9)}, "rank 2 never arrived at x; ", 3),
     ({2: failure(4, "step-7 is damaged; x"), 1: failure(4, "y", 9)}, "rank 2 stopped with exit code 4: step-7 is damaged; x", 4),
     ({3: failure(1)}, "rank 3 stopped with exit code 1: it left no message; look at its output above", 1)])

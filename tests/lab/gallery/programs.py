@@ -88,10 +88,11 @@ dist.all_reduce(loss)
 """, ("line 3 stands under `if loss < best` (line 2), which was false on rank 1",), kept=True),
     Program("b42_save_on_rank_0", Kind.SAVING, SETUP + """\
 x, model = torch.ones(2), fully_shard(nn.Linear(4, 4))
+checkpoint.save(folder, step=1, model=model)
 if rank == 0:
-    checkpoint.save(folder, step=1, model=model)  # here
+    checkpoint.save(folder, step=2, model=model)  # here
 dist.all_reduce(x)
-""", ("rank 0 alone saves or loads a checkpoint", "`if rank == 0` (line 4)"), (0,), kept=True),
+""", ("rank 0 alone saves or loads a checkpoint", "`if rank == 0` (line 5)"), (0,), kept=True),
     Program("collective_in_a_handler", Kind.HANDLER, """\
 import signal
 def save(number, frame):
