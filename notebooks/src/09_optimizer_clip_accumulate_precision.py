@@ -152,13 +152,14 @@ read("clipping.py", "_mend")
 #
 # A batch that does not fit is cut into micro-batches whose gradients add up. ZeRO-3 reduce-scatters after every backward, so four
 # micro-batches reduce four times. `set_requires_gradient_sync(False)` leaves the reduction out until the last one: PyTorch's `no_sync`.
-#
-# What must be kept meanwhile? The gradient is not summed over ranks yet, so *no rank's rows are done* and each must keep **all** of it: 4
-# bytes a parameter instead of $4 / N$. With $N = 4$: $4 - 1 = 3$ bytes a parameter more, between backwards.
 
 # %%
 more = predict("09.nosync", "Four micro-batches, reduced once instead of four times. How many bytes a parameter does a rank hold more "
                "after the third?", unit="bytes a parameter")
+
+# %% [markdown]
+# What must be kept meanwhile? The gradient is not summed over ranks yet, so *no rank's rows are done* and each must keep **all** of it: 4
+# bytes a parameter instead of $4 / N$. With $N = 4$: $4 - 1 = 3$ bytes a parameter more, between backwards.
 
 # %%
 def accumulate(model, optimizer, micro, every_time):
@@ -252,17 +253,22 @@ print("shares are right to 1e-5:", off["shares"] < 1e-5, "  the mean of means is
 # ## 5. Which dtype has each number?
 #
 # `MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32)` gathers and computes in bf16. The shards stay what they were, and they
-# are the fp32 *master weights*: nothing else is needed. At rest, a parameter and rank:
+# are the fp32 *master weights*: nothing else is needed.
+
+# %%
+rest = predict("09.rest", "With the bf16 policy, how many bytes a parameter does a rank of four hold after backward?",
+               unit="bytes a parameter")
+
+# %% [markdown]
+# At rest, a parameter:
 #
 # | | weights | gradient | Adam | sum, over 4 ranks |
 # |---|---|---|---|---|
 # | fp32 | 4 | 4 | 8 | 16 / 4 = 4 |
 # | bf16 policy | 4 | 4 | 8 | 16 / 4 = 4 |
 # | model cast to bf16 first | 2 | 2 | 4 | 8 / 4 = 2 |
-
-# %%
-rest = predict("09.rest", "With the bf16 policy, how many bytes a parameter does a rank of four hold after backward?",
-               unit="bytes a parameter")
+#
+# The audit looks at the numbers themselves:
 
 # %%
 POLICIES = {"fp32": ("float32", None, None), "bf16 policy": ("float32", "bfloat16", "float32"), "model in bf16": ("bfloat16", None, None)}

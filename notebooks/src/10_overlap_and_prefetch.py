@@ -76,15 +76,16 @@ def recorded(units, bandwidth, shape):
 # %% [markdown]
 # ## Prefetch off, 1, 2
 #
-# A forward of $L = 6$ blocks, each taking $f$, with gathers that take $g = 0.8 f$:
-#
-# - **off**: gather, compute, gather, compute: $L (g + f)$, of which $L g$ is waiting;
-# - **1**: while block $i$ computes, block $i+1$ is on the wire. Only the first block's gather has nothing to hide behind: $g + L f$, if $g
-#   \le f$.
+# A forward of $L = 6$ blocks, each taking $f$, with gathers that take $g = 0.8 f$. Without prefetch a block's gather begins when the block
+# before is done: gather, compute, gather, compute, $L (g + f)$ in all, of which $L g$ is waiting.
 
 # %%
 left = predict("10.left", "Prefetch 1, gathers of 0.8 forwards. For how many of the six blocks' gathers in forward does a rank still wait?",
                unit="gathers")
+
+# %% [markdown]
+# With prefetch 1, block $i+1$ is on the wire while block $i$ computes. Only the first block's gather has nothing to hide behind: $g + L f$
+# in all, if $g \le f$.
 
 # %%
 SHAPE = (LAYERS, DIM, FORWARD)
