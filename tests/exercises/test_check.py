@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fsdp_ref.errors import ConfigError
-from fsdp_ref.lab import check
-from fsdp_ref.lab.checks import CheckFailed, Submission
+from fsdp_ref.lab.checks import CheckFailed, Submission, check
+from fsdp_ref.lab.checks.observe import Evidence, Failure, RankEvidence
 
 OFFSET = 1
 
@@ -41,6 +41,18 @@ def test_a_function_travels_with_what_it_uses():
 
 def test_the_same_text_is_run_once_for_several_graded_cells():
     assert check("ring_all_gather", ring_all_gather) is check("ring_all_gather", ring_all_gather)
+
+
+def test_what_was_not_done_in_time_is_run_again(monkeypatch):
+    runs = []
+
+    def late(submission, exercise, case):
+        runs.append(case.title)
+        return Evidence(2, [RankEvidence(), RankEvidence()], failure=Failure("time", "it was not done", 0))
+    monkeypatch.setattr("fsdp_ref.lab.checks.sandbox.run", late)
+    answer = Submission("def ring_all_gather(mine, rank, world, send, recv):\n    return 7\n", "ring_all_gather")
+    first, second = check("ring_all_gather", answer), check("ring_all_gather", answer)
+    assert len(runs) == 2 and first is not second and first.diagnosis == "it was not done"
 
 
 def test_a_failed_property_stops_a_graded_cell_with_the_diagnosis():

@@ -195,8 +195,10 @@ def test_the_kernel_too_refuses_to_open_them(path):
 
 def test_no_judge_is_in_the_ranks_memory():
     report = judged("import sys\nknown = [name for name in sys.modules if 'checks' in name or name.startswith('fsdp_ref.lab')]\n"
-                    "assert not known, known\nimport importlib\ntry:\n    importlib.import_module('fsdp_ref.lab.checks.ring_all_gather')\n"
-                    "except (ImportError, PermissionError):\n    pass\nelse:\n    raise AssertionError('the judge was imported')")
+                    "assert not known, known\nassert not [path for path in sys.path if path.rstrip('/').endswith('checks')]\n"
+                    "import importlib\nfor name in ('fsdp_ref.lab.checks.ring_all_gather', 'ring_all_gather', 'judging'):\n    try:\n"
+                    "        importlib.import_module(name)\n    except (ImportError, PermissionError):\n        pass\n    else:\n"
+                    "        raise AssertionError('a judge was imported')")
     assert report.passed, str(report)
 
 
