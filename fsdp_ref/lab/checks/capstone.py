@@ -6,6 +6,7 @@ that is kept whole after forward counts its whole weights on top.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -48,7 +49,9 @@ class Plan:
     @property
     def memory(self) -> int:
         """Bytes at the worst moment, activations left out."""
-        return forecast.held(self.sizes).total() + sum(self.sizes[unit][Category.UNSHARDED_PARAM] for unit in self.kept)
+        late = {Category.UNSHARDED_PARAM: 0, Category.ALL_GATHER: 0}                # a unit that is kept needs no gather in backward
+        sizes = {unit: Counter(size | late) if unit in self.kept else size for unit, size in self.sizes.items()}
+        return forecast.held(sizes).total() + sum(self.sizes[unit][Category.UNSHARDED_PARAM] for unit in self.kept)
 
     @property
     def traffic(self) -> float:
