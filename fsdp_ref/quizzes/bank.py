@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ConfigError
+from .judging import value_of
 from .question import Question, parse
 
 LIMIT = 4 << 20          # bytes of one file
@@ -79,7 +80,9 @@ def quiz(name: str, learner: str = "") -> Bank:
             question = parse(data, number, name, file)
             if question.id in {other.id for other in good}:
                 raise ConfigError(f"{file}, question {question.id.split('.')[1]}: field id is there twice; give each question its own")
-            good.append(question.for_learner(learner))
+            question = question.for_learner(learner)
+            _compute(question, file)
+            good.append(question)
         except ConfigError as error:
             problems[f"{name}.q{number}" if not isinstance(data, dict) else f"{name}.{data.get('id', f'q{number}')}"] = error
     return Bank(name, tuple(good), problems)
@@ -104,6 +107,15 @@ def everything(learner: str = "") -> Iterator[Question]:
             yield from quiz(name, learner).questions
         except ConfigError:
             continue
+
+
+def _compute(question: Question, file: str) -> None:
+    """See that every number of a question can be computed, before anybody is asked."""
+    for place, answer in enumerate(question.answers):
+        try:
+            value_of(answer)
+        except ConfigError as error:
+            raise ConfigError(f"{file}, question {question.id.split('.')[1]}: field answers[{place}].given: {error}") from error
 
 
 def _read(path: Path, file: str) -> list:

@@ -10,7 +10,7 @@ import inspect
 import math
 from collections.abc import Callable
 
-from ..errors import ConfigError
+from ..errors import ConfigError, FsdpRefError
 from ..interval import young
 from ..placements import LADDER, Placement, Placements, chunk_rows
 from ..plan.footprint import memory
@@ -77,6 +77,8 @@ def padding(rows: int, ranks: int) -> float:
 
 def files_read(rows: int, saved: int, ranks: int, rank: int) -> float:
     """From how many of `saved` ranks' shards rank `rank` of `ranks` takes rows when it loads a parameter."""
+    if not 1 <= saved <= 10_000:
+        raise ValueError(f"{saved} ranks")
     _, first, mine = chunk_rows(rows, ranks, rank)
     spans = [chunk_rows(rows, saved, each)[1:] for each in range(saved)]
     return float(sum(max(first, start) < min(first + mine, start + count) for start, count in spans))
@@ -202,6 +204,6 @@ def compute(name: str, given: dict[str, object]) -> float:
         raise ConfigError(f"there is no formula {name!r:.40}; choose one of {', '.join(sorted(FORMULAS))}")
     try:
         return float(FORMULAS[name](**given))
-    except (TypeError, KeyError, ZeroDivisionError, ValueError) as error:
+    except (TypeError, AttributeError, KeyError, ArithmeticError, ValueError, FsdpRefError) as error:
         raise ConfigError(f"formula {name} cannot take {given!r:.120} ({type(error).__name__}: {error}); see its signature in "
                           "fsdp_ref/quizzes/formulas.py") from error

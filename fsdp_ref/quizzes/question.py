@@ -18,6 +18,7 @@ This module must never evaluate a text of the file.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 from dataclasses import dataclass, field, replace
@@ -130,6 +131,10 @@ def parse(data: object, number: int, quiz: str, file: str) -> Question:
     name = data.get("id", f"q{number}") if isinstance(data, dict) else f"q{number}"
     name = name if isinstance(name, str) and re.fullmatch(r"\w+", name) else f"q{number}"
     read = Fields(data, f"{file}, question {name}")
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{read.place}: a text holds half a character, which cannot be shown; type it anew") from error
     if "id" in read.data and read.data["id"] != name:
         raise read.wrong("id", f"is {read.data['id']!r:.60}", 'write a short name such as "q3"')
     kind = read.get("type", str, f"one of {', '.join(TYPES)}", required=True)
@@ -152,8 +157,10 @@ def _answer(data: object, place: int, kind: str, question: Fields) -> Answer:
     read = Fields(data, question.place, f"answers[{place}].")
     text = read.get("answer", (str, int, float), "the answer's text", "")
     limits = read.get("range", list, "[lowest, highest]")
-    if limits is not None and not (len(limits) == 2 and all(isinstance(end, int | float) for end in limits) and limits[0] <= limits[1]):
+    if limits is not None and not (len(limits) == 2 and all(map(_is_number, limits)) and limits[0] <= limits[1]):
         raise read.wrong("range", f"is {limits!r:.60}", "write [lowest, highest]")
+    if "value" in data and not _is_number(data["value"]):
+        raise read.wrong("value", f"is {data['value']!r:.60}", "write a number")
     answer = Answer(
         text=str(text), correct=read.get("correct", bool, "true or false", kind == "order"),
         feedback=read.get("feedback", str, "what a learner who gives this answer is told", ""),
@@ -168,6 +175,10 @@ def _answer(data: object, place: int, kind: str, question: Fields) -> Answer:
     if kind != "numeric" and not answer.default and not answer.text:
         raise read.wrong("answer", "is missing", "add the answer's text")
     return answer
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def _see(read: Fields) -> dict[str, str]:
@@ -201,8 +212,10 @@ def _check(question: Question, read: Fields) -> None:
     tolerance = question.tolerance
     if isinstance(tolerance, str) and not re.fullmatch(r"\d+(\.\d+)?%", tolerance):
         raise read.wrong("tolerance", f"is {tolerance!r}", 'write a number, or a share such as "2%"')
-    if question.precision is not None and question.precision < 1:
-        raise read.wrong("precision", f"is {question.precision}", "write 1 or more digits")
+    if isinstance(tolerance, int | float) and not (_is_number(tolerance) and tolerance >= 0):
+        raise read.wrong("tolerance", f"is {tolerance}", "write a number of 0 or more")
+    if question.precision is not None and not 1 <= question.precision <= 15:
+        raise read.wrong("precision", f"is {question.precision}", "write 1 to 15 digits")
     if question.prints and not (set(question.prints) == {"ranks", "rank"} and all(type(n) is int for n in question.prints.values())
                                 and 0 <= question.prints["rank"] < question.prints["ranks"] and question.code):
         raise read.wrong("prints", f"is {question.prints!r:.60}", 'write {"ranks": 2, "rank": 1} and the code beside it')

@@ -1,5 +1,6 @@
 """A question file that is wrong: one sentence that names file, question, field and fix; the rest of the bank works."""
 
+import contextlib
 import json
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.lab import ask
 from fsdp_ref.quizzes import bank, judge
+from fsdp_ref.quizzes.question import parse
+from fsdp_ref.quizzes.show import quiz_text
 
 GOOD = {"question": "Which?", "type": "multiple_choice",
         "answers": [{"answer": "this", "correct": True, "feedback": "Yes."}, {"answer": "that", "correct": False, "feedback": "No."}]}
@@ -48,6 +51,12 @@ BROKEN = [
     (change(id=7), "field id is 7; write a short name"),
     ({**NUMERIC, "answers": [{"correct": True}]}, r"field answers\[0\].value is missing"),
     ({**NUMERIC, "answers": [{"formula": "__import__('os')", "correct": True}]}, r"field answers\[0\].formula is .*; write one of at_rest"),
+    ({**NUMERIC, "answers": [{"formula": "at_rest", "given": {"stage": "zero9", "ranks": 2}, "correct": True}]},
+     r"field answers\[0\].given: formula at_rest cannot take .*zero9"),
+    ({**NUMERIC, "answers": [{"formula": "at_rest", "correct": True}]}, "formula at_rest cannot take {} .TypeError"),
+    ({**NUMERIC, "answers": [{"formula": "files_read", "given": {"rows": 1, "saved": 10**12, "ranks": 1, "rank": 0}, "correct": True}]},
+     "cannot take"),
+    ({**NUMERIC, "tolerance": -1}, "field tolerance is -1"), ({**NUMERIC, "precision": 10**9}, "field precision is 1000000000"),
     ({**NUMERIC, "answers": [{"range": [3, 1], "correct": True}]}, r"field answers\[0\].range is \[3, 1\]"),
     ({**NUMERIC, "tolerance": "a lot"}, "field tolerance is 'a lot'"), ({**NUMERIC, "precision": 0}, "field precision is 0"),
     ("a text", "the question is no JSON object"),
@@ -95,6 +104,31 @@ def test_no_files_at_all(tmp_path, monkeypatch):
 def test_the_same_id_twice(folder):
     put(folder, {**GOOD, "id": "q1"})
     assert "is there twice" in str(bank.quiz("05").problems["05.q1"]) and bank.question("05.q1").text == "Which?"
+
+
+ODD = [None, True, False, 0, -1, 3, 10**400, 1.5, float("nan"), float("inf"), "", "x", "{x}", "\ud800", [], [[]], [0], ["a"],
+       [None, {}], {}, {"a": 1}, [float("nan"), 1], [0, 10**400], {"ranks": 2, "rank": 1}, {"notebook": None}, {"x": [1, "a"]}]
+FIELDS = ("id", "question", "type", "answers", "code", "see", "unit", "precision", "tolerance", "draw", "given", "prints", "shuffle")
+OF_ANSWERS = ("answer", "correct", "value", "range", "formula", "given", "feedback", "type", "misconception")
+
+
+def test_whatever_a_field_holds_there_is_a_question_or_one_sentence():
+    first = GOOD["answers"][0], NUMERIC["answers"][0]
+    changed = [{**base, name: odd} for base in (GOOD, NUMERIC) for name in FIELDS for odd in ODD]
+    changed += [{**base, "answers": [{**answer, name: odd}, *base["answers"][1:]]}
+                for base, answer in zip((GOOD, NUMERIC), first, strict=True) for name in OF_ANSWERS for odd in ODD]
+    good = 0
+    for data in changed:
+        try:
+            question = parse(data, 1, "05", "05.json").for_learner("ada")
+        except ConfigError as error:
+            assert str(error).startswith("05.json, question ") and "; " in str(error)
+        else:
+            assert quiz_text(bank.Bank("05", (question,), {})) and isinstance(question.where, str)
+            with contextlib.suppress(ConfigError):
+                assert judge(question, "1").id == question.id
+            good += 1
+    assert 0 < good < len(changed)
 
 
 def test_where_a_right_and_a_wrong_answer_overlap_the_right_one_counts(folder):
