@@ -11,7 +11,8 @@
 
 Both write the same ledger as the engine, except that optimizer state is only booked once the engine's own functions have been called in
 the process. Both expect what `fully_shard` expects: every rank built the same weights, on the device that computes, and builds its
-optimizer afterwards. Nothing in the package may import this part: lessons and tests do.
+optimizer afterwards. `Transcript` writes down what another library sends, to be put beside what
+the engine sends. Nothing in the package may import this part: lessons and tests do.
 """
 
 from . import differentiable, flat

@@ -18,7 +18,7 @@
 
 # %%
 from fsdp_ref import ZERO3, viz
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4, limit=60)
 
@@ -145,7 +145,9 @@ read("clipping.py", "_mend")
 
 # %% [markdown]
 # **Exercise:** [clip_grad_norm](../exercises/release/clip_grad_norm.ipynb): write the clipping yourself, for local shards.
-# <!-- TODO-MERGE check("clip_grad_norm") -->
+
+# %%
+check("clip_grad_norm")
 
 # %% [markdown]
 # ## 3. Four micro-batches, one step

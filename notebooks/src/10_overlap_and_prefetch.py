@@ -18,7 +18,7 @@
 
 # %%
 from fsdp_ref import viz
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=2, limit=60)
 
@@ -191,7 +191,9 @@ assert min(seconds) > 0.98 * LAYERS * 2 * FORWARD, "no forward is shorter than i
 # large one.
 #
 # **Exercise:** [forward_prefetch](../exercises/release/forward_prefetch.ipynb): write the prefetch, within a bound on memory.
-# <!-- TODO-MERGE check("forward_prefetch") -->
+
+# %%
+check("forward_prefetch")
 
 # %% [markdown]
 # ## The simulator beside the measurement

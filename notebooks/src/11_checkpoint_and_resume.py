@@ -121,8 +121,11 @@ except RanksFailed as report:
 # PyTorch waits, 30 minutes by default on gloo.
 #
 # **Exercise:** [sharded_save](../exercises/release/sharded_save.ipynb): write the save.
-# <!-- TODO-MERGE check("sharded_save") -->
-#
+
+# %%
+check("sharded_save")
+
+# %% [markdown]
 # ## Leave one thing out
 #
 # A resumed run must print the same losses, not similar ones. It is resumed from step 6 five times: with everything, and with one part left
@@ -167,8 +170,11 @@ viz.resume_strip(undisturbed, before, after["optimizer"], saved=6)
 # Nobody would notice: the loss goes on falling. But it is another run. (You may have heard that a checkpoint *is* the weights.)
 #
 # **Exercise:** [exact_resume](../exercises/release/exact_resume.ipynb).
-# <!-- TODO-MERGE check("exact_resume") -->
-#
+
+# %%
+check("exact_resume")
+
+# %% [markdown]
 # ## Killed in the middle of a save
 #
 # Every rank has written its files of step 9. Rank 0, which is to publish them, is killed with SIGKILL before it can.
@@ -286,8 +292,11 @@ print(f"a loader that gives rank r the file r finds {right} of {table.rows} rows
 
 # %% [markdown]
 # **Exercise:** [reshard_on_load](../exercises/release/reshard_on_load.ipynb): write the loader.
-# <!-- TODO-MERGE check("reshard_on_load") -->
-#
+
+# %%
+check("reshard_on_load")
+
+# %% [markdown]
 # ## Out of the sharded world
 #
 # Other tools want whole tensors under the usual names. `export_huggingface` verifies a checkpoint and writes what `from_pretrained` and

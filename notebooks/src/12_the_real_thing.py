@@ -18,7 +18,7 @@
 
 # %%
 from fsdp_ref import viz
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4, limit=60)
 
@@ -310,7 +310,9 @@ viz.memory_over_step({name: plan.ledger.window("step") for name, plan in plans.i
 # gathers and computes with all of it.
 #
 # **Exercise:** [capstone](../exercises/release/capstone.ipynb): wrap a GPT within a budget of memory and one of bytes.
-# <!-- TODO-MERGE check("capstone") -->
+
+# %%
+check("capstone")
 
 # %%
 ask("12")
