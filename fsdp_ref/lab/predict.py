@@ -62,8 +62,11 @@ class Prediction:
                               "such as 3 or 0.5")
         self.guess = number
 
-    def reveal(self, measured: float | str) -> Revealed:
+    def reveal(self, measured: float | str, *, how: str = "measured") -> Revealed:
         """Show the guess beside what was measured: a number in the unit of the question, or one of its choices.
+
+        Args:
+            how: the word for it, where it was not measured: `calculated`.
 
         Raises:
             ConfigError: `measured` is no answer to the question.
@@ -71,7 +74,7 @@ class Prediction:
         answer = Prediction(self.name, self.question, self.unit, self.choices)
         answer.accept(measured)
         result = Revealed(self.question, None if self.guess is None else self._tell(self.guess), self._tell(answer.guess),
-                          self._verdict(answer.guess))
+                          self._verdict(answer.guess), how)
         if get_ipython() is None:
             print(result.text)
         else:
@@ -108,18 +111,18 @@ class Prediction:
 class Revealed:
     """Guess and measurement as text; `verdict` is a word or two."""
 
-    def __init__(self, question: str, guess: str | None, measured: str, verdict: str) -> None:
-        self.question, self.guess, self.measured, self.verdict = question, guess, measured, verdict
+    def __init__(self, question: str, guess: str | None, measured: str, verdict: str, how: str = "measured") -> None:
+        self.question, self.guess, self.measured, self.verdict, self.how = question, guess, measured, verdict, how
 
     @property
     def text(self) -> str:
         """One line."""
-        return f"{self.question} Your guess: {self.guess or 'none'}; measured: {self.measured}; {self.verdict}."
+        return f"{self.question} Your guess: {self.guess or 'none'}; {self.how}: {self.measured}; {self.verdict}."
 
     @property
     def html(self) -> str:
         """The same as a table that a screen reader announces."""
-        return as_html([{"your guess": self.guess or "none", "measured": self.measured, "verdict": self.verdict}], self.question)
+        return as_html([{"your guess": self.guess or "none", self.how: self.measured, "verdict": self.verdict}], self.question)
 
     def _ipython_display_(self) -> None:
         """Nothing: `reveal` has shown it already."""

@@ -17,8 +17,7 @@
 # You need: Python, and a rough idea of how a neural network is trained. Time: 25 minutes to read, under a minute to run.
 # Everything here is real: separate processes, real collectives, real crashes. No GPU is needed.
 #
-# Before each experiment the notebook asks for a **guess**. Type it, then run the next cells: guess and measurement will stand side by
-# side. Nothing is marked or kept.
+# Before an experiment the notebook asks for a **guess**. Type it, then run on: guess and measurement will stand side by side.
 
 # %% [markdown]
 # ## Four processes

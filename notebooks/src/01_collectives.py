@@ -25,7 +25,7 @@
 # %%
 from fsdp_ref.lab import ask, changed, check, predict, read, start
 
-lab = start(ranks=4)
+lab = start(ranks=4, limit=60)
 
 # %% tags=["nbval-check-output"]
 # %%px

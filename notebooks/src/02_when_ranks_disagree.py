@@ -27,7 +27,7 @@
 # %%
 from fsdp_ref.lab import RanksFailed, ask, changed, predict, read, start
 
-lab = start(ranks=2, timeout=4)
+lab = start(ranks=2, timeout=4, limit=30)
 
 # %%
 # %%px

@@ -20,8 +20,8 @@
 # ## Four kinds of bytes
 #
 # Training holds **weights**, their **gradients**, the **optimizer's state** (AdamW: two moments a weight), and **activations**, the
-# intermediate results that backward will need. A **ledger** is the list of all of them: which category, how many bytes, alive from when to
-# when. The engine writes it while `record()` is on; with `activations=True` also what autograd saves.
+# intermediate results that backward will need. A **ledger** is the list of all of them: which category, how many bytes, alive from when
+# to when. The engine writes it while `record()` is on; with `activations=True` also what autograd saves.
 
 # %%
 from fsdp_ref.lab import ask, changed, predict, read, start
@@ -107,7 +107,8 @@ for row in (DDP, ZERO1, ZERO2, ZERO3):
 two.reveal(round(measured["ZeRO-2"], 2))
 
 # %% [markdown]
-# **See** the same bytes by kind and rank. What is whole on a rank has another colour (and another letter) than what is a shard.
+# The hundredth above the table is padding and Adam's step counters. **See** the same bytes by kind and rank. What is whole on a rank has
+# another colour (and another letter) than what is a shard.
 
 # %%
 from fsdp_ref import viz
@@ -149,8 +150,8 @@ viz.memory_over_step({name: books[name] for name in ("DDP", "ZeRO-3")})
 # %% [markdown]
 # ## A block's activations, derived
 #
-# T tokens (batch 16 × 30 = 480), width h = 96, 4 bytes a number. Autograd keeps of each block: the inputs of two norms (2 T·h numbers), of
-# attention and MLP (2 T·h), queries, keys and values (3 T·h), attention's output (1 T·h), two of the MLP's inside, each four times as
+# T tokens (batch 16 × 30 = 480), width h = 96, 4 bytes a number. Autograd keeps of each block: the inputs of two norms (2 T·h numbers),
+# of attention and MLP (2 T·h), queries, keys and values (3 T·h), attention's output (1 T·h), two of the MLP's inside, each four times as
 # wide (8 T·h): 16 T·h numbers, 64 T·h bytes. Flash attention adds a number a head and token: 4 · 4 heads · T.
 #
 # 64 · 480 · 96 + 16 · 480 = 2,956,800 bytes, and a little for the norms' statistics (2 numbers a token and norm: 16 T = 7,680).
@@ -224,8 +225,8 @@ assert 1 <= forecast.low / peak < 1.2, "the prediction is too low, or more than 
 viz.waterfall({item.name: int(item.low) for item in forecast.items if item.low}, peak)
 
 # %% [markdown]
-# The prediction is a little high, by the bar called *unexplained*: it adds up all terms as if they were alive together. In this small model
-# the peak falls at the beginning of backward, when activations are highest and no gradient has been reduced yet.
+# The prediction is a little high, by the bar called *unexplained*: it adds up all terms as if they were alive together. In this small
+# model the peak falls at the beginning of backward, when activations are highest and no gradient has been reduced yet.
 #
 # ## What if: 7 and 70 billion parameters
 #
@@ -244,7 +245,8 @@ for model in ("llama2-7b", "llama2-70b"):
 
 # %% tags=["nbval-check-output"]
 sizes = range(8, 129, 8)
-need.reveal(next(n for n in sizes if memory("llama2-70b", gpus=n, stage="zero3", recompute="full").fits(80e9) == "yes"))
+need.reveal(next(n for n in sizes if memory("llama2-70b", gpus=n, stage="zero3", recompute="full").fits(80e9) == "yes"),
+            how="calculated")
 
 # %% [markdown]
 # Under DDP more GPUs never help. Under ZeRO-3 they do, until what does not shrink is all that is left. Each line of this sum says how
@@ -254,19 +256,19 @@ need.reveal(next(n for n in sizes if memory("llama2-70b", gpus=n, stage="zero3",
 print(memory("llama2-7b", gpus=8, stage="zero3", recompute="full"))
 
 # %% [markdown]
-# With the sliders you can ask yourself: **change** stage, GPUs, micro-batch, recompute and dtypes, and look at which line of the sum moves.
-# (They need a running notebook.)
+# With the sliders you can ask yourself: **change** stage, GPUs, micro-batch, recompute and dtypes, and look at which line of the sum
+# moves. (They need a running notebook.)
 
 # %%
-from fsdp_ref.plan import sliders
+from fsdp_ref.plan.sliders import sliders
 
 sliders("llama2-7b")
 
 # %% [markdown]
 # ## In the source
 #
-# A stage is a row of a table, not a class: [placements.py](../fsdp_ref/placements.py). The bytes follow from the row. What is entered into
-# the books is in [ledger.py](../fsdp_ref/ledger.py), and the activations in [saved.py](../fsdp_ref/saved.py).
+# A stage is a row of a table, not a class: [placements.py](../fsdp_ref/placements.py). The bytes follow from the row. What is entered
+# into the books is in [ledger.py](../fsdp_ref/ledger.py), and the activations in [saved.py](../fsdp_ref/saved.py).
 
 # %%
 read("placements.py", "Placements.bytes_per_parameter")

@@ -67,6 +67,7 @@ def alone():
     return gradients(model)
 
 
+# %%
 def average_after():
     """The gradient of this rank's half, then averaged parameter by parameter."""
     model = fresh()

@@ -76,12 +76,13 @@ print(*(f"{loss:.3f}" for loss in undisturbed.values()))
 
 # %% [markdown]
 # ## How large is it?
-#
-# fp32 weights take 4 bytes a parameter, Adam's two moments 8: with $P$ parameters $4P + 8P = 12 P$ bytes, cut over the ranks without a
-# byte held twice. The rest (random states, the place in the text, a manifest) is small in any model that is not a toy.
 
 # %%
 size = predict("11.size", "Weights and Adam's moments together: how many times the bytes of the weights alone?", unit="times")
+
+# %% [markdown]
+# fp32 weights take 4 bytes a parameter, Adam's two moments 8: with $P$ parameters $4P + 8P = 12 P$ bytes, cut over the ranks without a
+# byte held twice. The rest (random states, the place in the text, a manifest) is small in any model that is not a toy.
 
 # %%
 step_6 = checkpoint.latest(runs / "a")

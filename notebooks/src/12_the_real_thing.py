@@ -150,7 +150,7 @@ print("this engine:", here)
 
 # %% [markdown]
 # You may have heard that tied weights just work. They do in one unit: leave both to the root, or write `fully_shard([tokens, head])`.
-# (PyTorch refuses the split from version 2.13 on; older ones train two copies.) The tempting fix is to give the head a copy. It silences
+# (PyTorch refuses the split from version 2.13 on: huggingface/accelerate#4171.) The tempting fix is to give the head a copy. It silences
 # the error and trains another model:
 
 # %% tags=["nbval-check-output"]
@@ -197,13 +197,17 @@ for title, found in (("block 1 frozen", middle), ("all below block 2 frozen", be
 #
 # ## Shard inside, replicate across
 #
-# **HSDP** shards inside groups of $S$ ranks and keeps $R$ such groups as replicas. A rank sends, in units of the weights $P$:
-#
-# - ZeRO-3 on 4 ranks: $3 P \cdot \frac34 = 2.25 P$;
-# - HSDP, $S = R = 2$: inside $3 P \cdot \frac12 = 1.5 P$; across, an all-reduce of the shard, $2 \cdot \frac P2 \cdot \frac12 = 0.5 P$.
+# **HSDP** shards inside groups of $S$ ranks and keeps $R$ such groups as replicas. Gathers and reduce-scatters stay inside a group; then
+# each rank's shard of the gradient is all-reduced across the groups.
 
 # %%
 across = predict("12.across", "HSDP on 2 x 2 ranks: how many times the weights does a rank send across groups in a step?", unit="times")
+
+# %% [markdown]
+# In units of the weights $P$ a rank sends:
+#
+# - ZeRO-3 on 4 ranks: $3 P \cdot \frac34 = 2.25 P$;
+# - HSDP, $S = R = 2$: inside $3 P \cdot \frac12 = 1.5 P$; across, an all-reduce of the shard, $2 \cdot \frac P2 \cdot \frac12 = 0.5 P$.
 
 # %%
 def step_of(shape):

@@ -45,6 +45,12 @@ def test_revealing_says_guess_and_measurement_in_text_and_table(capsys):
     assert '<th scope="col">your guess</th>' in shown.html and "<caption>How many times" in shown.html
 
 
+def test_what_was_not_measured_is_not_called_so():
+    shown = number(3).reveal(3, how="calculated")
+    assert "calculated: 3 times" in shown.text and '<th scope="col">calculated</th>' in shown.html
+    assert "measured" not in shown.text + shown.html
+
+
 def test_without_a_guess_the_output_is_the_same_every_time(capsys):
     outputs = [(number().reveal(3).text, capsys.readouterr().out) for _ in range(2)]
     assert outputs[0] == outputs[1] and "Your guess: none; measured: 3 times" in outputs[0][0]

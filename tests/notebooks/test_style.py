@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-from pathlib import Path
 
 import jupytext
 import nbformat
@@ -24,8 +23,7 @@ def test_a_notebook_keeps_the_rule(source, rule):
 
 
 def test_every_built_notebook_has_a_source():
-    built = {path.stem for path in (rules.ROOT / "notebooks").glob("*.ipynb")}
-    assert built == {path.stem for path in SOURCES}
+    assert {path.stem for path in (rules.ROOT / "notebooks").glob("*.ipynb")} <= {path.stem for path in SOURCES}
 
 
 # -- the rules themselves -----------------------------------------------------------------------------------------------------
@@ -88,9 +86,9 @@ def first_code(built):
 
 @pytest.fixture
 def landed(monkeypatch):
-    """As if the lab could check every exercise, and none were released."""
+    """As if the lab could check every exercise, and every file were there that is not called gone."""
     monkeypatch.setattr(rules, "checked_yet", lambda: tuple(name for names in rules.EXERCISES.values() for name in names))
-    monkeypatch.setattr(rules, "RELEASE", Path("none"))
+    monkeypatch.setattr(rules, "exists", lambda target: "gone" not in target)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -133,6 +131,7 @@ BROKEN = {
     "no papers": ("references", swap("**Papers:**", "See"), "Papers"),
     "a paper without a section": ("references", swap(", section 3", ""), "Papers"),
     "a dead link": ("links", swap("../fsdp_ref/wire.py", "../fsdp_ref/gone.py"), "leads nowhere"),
+    "a dead link to an exercise": ("links", swap("ring_all_gather.ipynb", "gone.ipynb"), "leads nowhere"),
     "too few checks": ("tested", swap('# %% tags=["nbval-check-output"]', "# %%"), "1 cells are checked"),
     "a bare assert": ("tested", swap(', "arithmetic"', ""), "without a message"),
 }

@@ -11,7 +11,8 @@ from .observe import Evidence
 from .report import Verdict, fails, passes
 
 PRECISIONS, OPTIMIZERS, STAGES = ("fp32", "mixed", "bf16"), ("sgd", "momentum", "adam"), ("ddp", "zero1", "zero2", "zero3")
-PARTS = ("weights", "gradients", "optimizer")
+NAMES = {"weights": "weights", "gradients": "gradients", "optimizer": "optimizer's state"}
+PARTS = tuple(NAMES)
 SHARDED = {"ddp": (), "zero1": ("optimizer",), "zero2": ("optimizer", "gradients"), "zero3": PARTS}
 MOMENTS = {"sgd": 0, "momentum": 1, "adam": 2}
 
@@ -52,7 +53,7 @@ def judge(case: Case, evidence: Evidence) -> list[Verdict]:
         for part in PARTS:
             want = expected(*question)[part]
             if abs(answer[part] - want) > 1e-9 * max(1, want):
-                words = f"for {_told(question)} the {part} {_mistake(question, part, answer[part])}"
+                words = f"for {_told(question)} the bytes of the {NAMES[part]} {_mistake(question, part, answer[part])}"
                 seen = {"expected": [[*SHARDED[question[2]]]], "actual": [_smaller(question, answer)], "pictured": "what is sharded"}
                 return ([passes("values", "the bytes of whole tensors are right"), fails("sharding", words, parameter=part, **seen)]
                         if sharded else [fails("values", words, parameter=part)])
@@ -99,7 +100,7 @@ def _mistake(question: list, part: str, given: float) -> str:
     if part == "optimizer" and precision == "bf16" and given == 2 * size:
         return "are too large: where the weights themselves are bf16, torch's optimizers keep their moments in bf16 as well"
     if part == "gradients" and given == 2 * size:
-        return "have twice their bytes: a gradient has the dtype of the weight it belongs to"
+        return "are twice what they should be: a gradient has the dtype of the weight it belongs to"
     return "are more than they should be" if given > right else "are less than they should be"
 
 

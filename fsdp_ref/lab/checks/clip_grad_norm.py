@@ -68,7 +68,7 @@ def _calls(case: Case, evidence: Evidence, rank: int, seen: dict) -> Iterator[Fi
     if not calls:
         yield Finding("order", "no all-reduce is called: each rank clips by the norm of its own shards, so the "
                                "ranks scale differently", rank)
-    elif max(event.numel for event in calls) > 1:
+    elif max(event.numel for event in calls) > len(case.known["real"][rank]):
         yield Finding("sharding", f"a message of {max(event.numel for event in calls)} numbers is sent where one is enough: gradients need "
                                   "not travel to know their norm", rank)
     elif len(calls) > 1:
@@ -81,7 +81,8 @@ def _calls(case: Case, evidence: Evidence, rank: int, seen: dict) -> Iterator[Fi
                                 f"{calls[0].reduce}",
                       rank)
     if sent > 8:
-        yield Finding("bytes", f"{sent} bytes are sent where one number, at most 8 bytes, is enough", rank)
+        yield Finding("bytes", f"{sent} bytes are sent where one number, at most 8 bytes, is enough: add up over the parameters before the "
+                      "message", rank)
 
 
 def _norm(case: Case, evidence: Evidence, rank: int, seen: dict) -> Iterator[Finding]:

@@ -28,7 +28,8 @@ def owner(part: torch.Tensor, pieces: list[torch.Tensor]) -> str:
 def round_the_ring(evidence: Evidence) -> Verdict:
     """Whether each rank sent to one neighbour only and received from the other only; either direction will do."""
     world = evidence.world
-    calls = [[str(event) for event in evidence.of(rank)] for rank in range(world)]
+    calls = [[f"{event.kind} {'to' if event.kind == 'send' else 'from'} {event.peer}" for event in evidence.of(rank)]
+             for rank in range(world)]
     for step in (1, -1):
         if all(event.peer == ((rank + step) if event.kind == "send" else (rank - step)) % world
                for rank in range(world) for event in evidence.of(rank)):

@@ -110,8 +110,8 @@ def _known(case: Case, evidence: list[dict]) -> Iterator[Finding]:
         writes = [(place, row) for place, row in enumerate(seen["log"]) if row["what"] == "write"]
         for place, row in writes:
             file = row["path"].rpartition("/")[2]
-            synced = any(other["what"] == "sync" and other["path"] == row["path"] and later > place and before(later, other)
-                         for later, other in enumerate(seen["log"]))
+            synced = any(other["what"] == "sync" and later > place and before(later, other)
+                         and other["path"] in _names_of(row["path"], seen["log"][place:later]) for later, other in enumerate(seen["log"]))
             if not before(place, row):
                 yield Finding("order", f"rank {publisher} publishes the checkpoint without knowing that rank {rank} has written {file}: no "
                                        "barrier stands between the two", rank, file)
@@ -121,6 +121,14 @@ def _known(case: Case, evidence: list[dict]) -> Iterator[Finding]:
         if rank != publisher and seen["end"]["how"] == "returned" and seen["end"]["barriers"] <= rename["barriers"]:
             yield Finding("order", f"the save returns on rank {rank} before it can know that rank {publisher} has published the "
                                    "checkpoint: a barrier is missing after the rename", rank)
+
+
+def _names_of(path: str, log: list[dict]) -> set[str]:
+    """The names a file had while these operations went on."""
+    names = {path}
+    for row in (row for row in log if row["what"] == "rename"):
+        names |= {row["to"] + name[len(row["path"]):] for name in names if f"{name}/".startswith(row["path"] + "/")}
+    return names
 
 
 def _kills(case: Case, evidence: list[dict]) -> Iterator[Finding]:
@@ -147,6 +155,10 @@ def _kills(case: Case, evidence: list[dict]) -> Iterator[Finding]:
                           "behind must be cleared away", failed[0])
         elif trial["after"].get(name_of(NEW)) != expected(case, NEW):
             yield Finding("atomic", f"{where}; started again on the same disk, the save does not make a whole {name_of(NEW)}", victim)
+    full = evidence[0]["end"]
+    if full["how"] == "returned" and full["found"].get(name_of(OLD)) != expected(case, OLD):
+        yield Finding("atomic", f"{name_of(OLD)} is gone after the save; older checkpoints stay, somebody else decides which to delete", 0,
+                      name_of(OLD))
 
 
 EXERCISE = Exercise(
