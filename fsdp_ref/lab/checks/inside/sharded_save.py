@@ -16,7 +16,7 @@ def run(function, case, rank):
     full, disk = one(function, case, rank, root)
     operations = [row["what"] for row in disk.log if row["what"] != "barrier"]
     held = sum(tensor.numel() * tensor.element_size() for tensor in case["shards"].values())
-    own = sum(row["payload"] for row in disk.log) <= held                # else the ranks talk to each other, and a dead one would not answer
+    own = sum(row["payload"] for row in disk.log) <= held               # else the ranks talk to each other, and a dead one would not answer
     counts = everyone(rank.wire, len(operations) if full["how"] == "returned" and own else -1)
     trials = []
     for victim, number in enumerate(counts if min(counts) >= 0 else []):
