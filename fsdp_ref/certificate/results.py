@@ -48,6 +48,8 @@ def read(path: Path) -> list[Grades]:
     found: dict[str, dict[str, float]] = {}
     points: dict[str, float] = {}
     for number, row in enumerate(_rows(path), 1):
+        if row.get("error") and not row.get("exercise"):
+            continue                                    # a file that answered no exercise; grading said so
         place = f"{path}, result {number}"
         learner, exercise = name(_field(row, "learner", place), place), name(_field(row, "exercise", place), place)
         score, of = (_number(_field(row, column, place), column, place) for column in ("score", "points"))

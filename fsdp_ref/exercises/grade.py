@@ -10,7 +10,6 @@ the folder.
 from __future__ import annotations
 
 import csv
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,14 +123,18 @@ def grade_folder(folder: Path, grader: Grader, told: Callable[[Row], None] = lam
 
 
 def _without_doubles(rows: list[Row]) -> list[Row]:
-    """A student who answered one exercise in two files gets neither score, and both rows say so."""
-    count = Counter((row.student, row.exercise) for row in rows if row.exercise)
+    """A student who answered one exercise in several files gets one row without a score, which names them."""
+    found: dict[tuple, list[Row]] = {}
     for row in rows:
-        if count[row.student, row.exercise] > 1:
-            same = [other.file for other in rows if (other.student, other.exercise) == (row.student, row.exercise)]
-            row.error = f"{row.exercise} was handed in more than once: {', '.join(same)}; keep one"
-            row.score = 0
-    return rows
+        found.setdefault((row.student, row.exercise or row.file, bool(row.exercise)), []).append(row)
+    return [same[0] if len(same) == 1 else _double(same) for same in found.values()]
+
+
+def _double(same: list[Row]) -> Row:
+    names = ", ".join(row.file for row in same)
+    first = same[0]
+    return Row(first.student, first.exercise, names, points=max(row.points for row in same),
+               error=f"{first.exercise} was handed in more than once: {names}; keep one")
 
 
 def write_scores(rows: list[Row], path: Path) -> Path:

@@ -63,6 +63,8 @@ def test_otter(course):
     scores = {}
     (home / "submitted").mkdir()
     for student, notebook in handed_in(released).items():
+        if student == "forger":                         # in test_seal.py
+            continue
         nbformat.write(notebook, home / "submitted" / "alice.ipynb")
         shutil.rmtree(home / "results", ignore_errors=True)
         (home / "results").mkdir()
@@ -70,7 +72,7 @@ def test_otter(course):
         results = json.loads((home / "results" / "results.json").read_text())["tests"]
         scores[student] = sum(each.get("score", 0) for each in results)
         assert sum(each.get("max_score", 0) for each in results) == FULL
-    assert scores == SCORES
+    assert scores == {student: score for student, score in SCORES.items() if student != "forger"}
 
 
 def test_one_command_grades_a_folder(course):
