@@ -268,3 +268,10 @@ def test_an_interrupt_ends_the_ranks(monkeypatch):
     assert before._process.poll() is not None and not before.usable
     monkeypatch.undo()
     assert judged("pass").passed
+
+
+def test_what_torch_imports_late_may_be_used():
+    """An optimizer imports torch._dynamo, `backward(gradient)` sympy, and `manual_seed` looks at the lines that called it."""
+    report = judged("import torch\nx = torch.ones(3, requires_grad=True)\n(2 * x).backward(torch.ones(3))\ntorch.optim.AdamW([x]).step()\n"
+                    "torch.manual_seed(1)")
+    assert report.passed and "not allowed" not in str(report), str(report)

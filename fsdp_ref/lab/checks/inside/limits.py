@@ -34,7 +34,7 @@ WRITES = ("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symli
 
 def libraries() -> list[str]:
     """What a submission may read: the standard library, installed packages, what the dynamic linker needs, and of this package everything
-    but the lab, where the judges are."""
+    but the lab, where the judges are; of the lab this folder, which a traceback shows lines of."""
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     folders |= {Path(path) for path in sys.path if path.endswith("site-packages")}
     folders |= {Path(path) for path in ("/usr/lib", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime",
@@ -45,7 +45,7 @@ def libraries() -> list[str]:
             found += [each for each in _beside(folder, PACKAGE.resolve())]
         else:
             found.append(folder)
-    found += [path for path in PACKAGE.resolve().iterdir() if path.name != "lab"]
+    found += [path for path in PACKAGE.resolve().iterdir() if path.name != "lab"] + [Path(__file__).resolve().parent]
     return [str(path) for path in found]
 
 

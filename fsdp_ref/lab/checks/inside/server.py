@@ -10,6 +10,7 @@ still running. A closed line ends the server and its ranks. It must never read a
 from __future__ import annotations
 
 import array
+import importlib
 import importlib.util
 import json
 import os
@@ -21,6 +22,8 @@ import traceback
 from pathlib import Path
 
 MAX_FILES = 64
+# What torch imports only when it is first needed (by an optimizer, by `backward(gradient)`): a rank has neither the time nor the right to.
+LATE = ("torch._dynamo", "torch.fx.experimental.symbolic_shapes")
 
 
 def load_package() -> None:
@@ -37,6 +40,8 @@ def serve(judge: socket.socket) -> None:
     for module in sorted(Path(__file__).parent.glob("*.py")):         # harnesses too: a rank need not read them
         if module.stem not in ("server", "__init__"):
             importlib.import_module(f"inside.{module.stem}")
+    for name in LATE:
+        importlib.import_module(name)
     from inside import kernel, program
     kernel.die_with_parent()
     judge.sendall(b'{"ready": true}\n')
