@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from fsdp_ref import checkpoint, viz
-from fsdp_ref.lab import RanksFailed, Training, ask, changed, predict, read, start
+from fsdp_ref.lab import RanksFailed, Training, ask, changed, check, predict, read, start
 
 text = Path(asyncio.__file__).parent                               # half a megabyte of source to train on
 runs = Path(tempfile.mkdtemp(prefix="fsdp-ref-notebook-"))
