@@ -10,6 +10,8 @@
 PYTHON  ?= python3
 BROWSER ?= yes
 PORT    ?=
+# Test files run side by side: most of them wait, for ranks to start or for a time limit.
+WORKERS ?= 2
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
@@ -34,7 +36,7 @@ lab: $(VENV)/.lab
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest --nbval-lax --nbval-cell-timeout=120 tests notebooks
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-cell-timeout=120 tests notebooks
 
 test-fast: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -185,6 +185,9 @@ class Unit:
             self.gather.finish()
             self.gather = self.kept = None
             self._strike("kept")
+            if self.loose:
+                memories = {id(t): t.untyped_storage().size() for tensors in self.loose.values() for t in tensors}
+                self._enter("loose", Category.UNSHARDED_PARAM, sum(memories.values()))
             self._versions = self._shard_versions() if self.resident else None
 
     @outside_transforms
@@ -256,6 +259,7 @@ class Unit:
         self._resize(0)
         for tensor in (tensor for tensors in self.loose.values() for tensor in tensors):
             tensor.untyped_storage().resize_(0)
+        self._strike("loose")
 
     def _resize(self, nbytes: int) -> None:
         storage = self.whole.untyped_storage()

@@ -9,18 +9,17 @@ from __future__ import annotations
 from .cells import GRADED_IMPORT, Graded, as_text, code, graded_line, markdown, notebook, raw
 from .source import BEGIN, END, STUB, Source
 
-# No PDF (it needs LaTeX) and no cells of otter's own in the notebook: the check is the exercise's. Seal puts the submission's text in
-# place of its cells before they are executed, so that the code itself runs only in ranks of its own.
+# No name: with one, otter grades no notebook but those it made itself. No PDF (it needs LaTeX) and no cells of otter's own: the check is
+# the exercise's. Seal puts the submission's text in place of its cells before they are executed, so that the code itself runs only in
+# ranks of its own.
 CONFIG = """\
 # ASSIGNMENT CONFIG
-name: {id}
 init_cell: false
 check_all_cell: false
 export_cell: false
 files: []
 generate:
   pdf: false
-  show_stdout: true
   plugins:
     - fsdp_ref.exercises.seal_otter.Seal:
         exercise: {id}

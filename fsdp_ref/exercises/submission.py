@@ -15,6 +15,7 @@ from pathlib import Path
 from ..errors import ConfigError
 
 LIMIT = 5_000_000           # bytes of a submission; a student's notebook without its outputs has a hundredth of it
+CODE_LIMIT = 200_000        # characters in its code cells
 KEPT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign)
 
 
@@ -51,7 +52,10 @@ def read(path: Path) -> Submission:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SubmissionError(f"{path.name} cannot be read as text ({error}); hand in the notebook as Jupyter saves it") from None
-    return Submission(path, _cells(path, text) if path.suffix == ".ipynb" else {0: text})
+    cells = _cells(path, text) if path.suffix == ".ipynb" else {0: text}
+    if (size := sum(map(len, cells.values()))) > CODE_LIMIT:
+        raise SubmissionError(f"{path.name} holds {size:,} characters of code, more than {CODE_LIMIT:,}; hand in the exercise alone")
+    return Submission(path, cells)
 
 
 def _cells(path: Path, text: str) -> dict[int, str]:
@@ -96,25 +100,33 @@ def text_for(submission: Submission, function: str) -> str:
     if after in broken and submission.cells[after][:1].isspace():
         raise SubmissionError(f"{submission.place(after)} begins in the middle of a block, after the cell that defines {function}: "
                               "the cell was split in two; merge the two again")
-    statements = [(node, _lines(node, text)) for number, text in submission.cells.items() if number not in broken
-                  for node in _parsed(text) if isinstance(node, KEPT)]
-    return "\n\n".join(_needed(statements, function)) + "\n"
+    statements = [(node, _lines(node, lines)) for number, text in submission.cells.items() if number not in broken
+                  for lines in [text.splitlines()] for node in _parsed(text) if isinstance(node, KEPT) and not _is_future(node)]
+    return "\n\n".join(["from __future__ import annotations", *_needed(statements, function)]) + "\n"
 
 
-def _lines(node: ast.stmt, text: str) -> str:
+def _lines(node: ast.stmt, lines: list[str]) -> str:
     """A statement's own lines, decorators and comments inside it included."""
     first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", ()))])
-    return "\n".join(text.splitlines()[first - 1:node.end_lineno])
+    return "\n".join(lines[first - 1:node.end_lineno])
 
 
 def _needed(statements: list[tuple[ast.stmt, str]], function: str) -> list[str]:
     """The texts of those statements that define a name the function uses, directly or through one another."""
-    wanted, kept, before = {function}, [], None
-    while before != len(kept):
-        before = len(kept)
-        kept = [(node, text) for node, text in statements if _names([node]) & wanted or _is_star(node)]
-        wanted |= {name.id for node, _ in kept for name in ast.walk(node) if isinstance(name, ast.Name)}
-    return [text for _, text in kept]
+    makers: dict[str, list[int]] = {}
+    for place, (node, _) in enumerate(statements):
+        for name in _names([node]):
+            makers.setdefault(name, []).append(place)
+    kept = {place for place, (node, _) in enumerate(statements) if _is_star(node)}
+    pending, asked = [function], {function}
+    while pending:
+        for place in makers.get(pending.pop(), ()):
+            if place not in kept:
+                kept.add(place)
+                used = {each.id for each in ast.walk(statements[place][0]) if isinstance(each, ast.Name)} - asked
+                asked |= used
+                pending += used
+    return [statements[place][1] for place in sorted(kept)]
 
 
 def _names(nodes: Iterable[ast.stmt]) -> set[str]:
@@ -137,6 +149,10 @@ def _defined(nodes: list[ast.stmt]) -> set[str]:
 
 def _is_star(node: ast.stmt) -> bool:
     return isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names)
+
+
+def _is_future(node: ast.stmt) -> bool:
+    return isinstance(node, ast.ImportFrom) and node.module == "__future__"
 
 
 def _parsed(text: str) -> list[ast.stmt]:

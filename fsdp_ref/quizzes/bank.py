@@ -71,7 +71,7 @@ def quiz(name: str, learner: str = "") -> Bank:
     known = names()
     if name not in known:
         raise ConfigError(f"there is no quiz {name!r:.40}; choose one of {', '.join(known)}")
-    path = folder() / f"{name}.json"
+    path = folder().resolve() / f"{name}.json"
     file = f"{path.parent.name}/{path.name}"
     good, problems = [], {}
     for number, data in enumerate(_read(path, file), 1):

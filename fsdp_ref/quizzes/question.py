@@ -4,7 +4,7 @@
     id                                                      "q3"; by default the place in the file
     type "order"                                            answers stand in the right order; `feedback` of one is said when it was put
                                                             before the one above it
-    see                                                     {"notebook": "07_fsdp_forward", "look": "which cell or picture", "source": file}
+    see                                                     {"notebook": "07_fsdp_forward", "section": its heading, "source": file}
     answers[].misconception                                 "M5": the wrong belief that this answer states
     formula, given                                          the value of a numeric answer, computed (formulas.py)
     draw                                                    {"ranks": [2, 4, 8]}: a number for each learner, `{ranks}` in the texts
@@ -75,7 +75,8 @@ class Question:
     @property
     def where(self) -> str:
         """Where in the course the answer can be seen, in words; empty when the file does not say."""
-        parts = [f"{self.see['notebook']}.ipynb" if self.see.get("notebook") else "", self.see.get("look", "")]
+        section = f'section "{self.see["section"]}"' if self.see.get("section") else ""
+        parts = [f"{self.see['notebook']}.ipynb" if self.see.get("notebook") else "", section]
         words = ", ".join(part for part in parts if part)
         source = self.see.get("source", "")
         return f"{words} (and {source})" if words and source else words or source
@@ -170,10 +171,10 @@ def _answer(data: object, place: int, kind: str, question: Fields) -> Answer:
 
 
 def _see(read: Fields) -> dict[str, str]:
-    see = read.get("see", dict, '{"notebook": "07_fsdp_forward", "look": "..."}', {})
+    see = read.get("see", dict, '{"notebook": "07_fsdp_forward", "section": "..."}', {})
     for name, value in see.items():
-        if name not in ("notebook", "look", "source") or not isinstance(value, str):
-            raise read.wrong(f"see.{name}", f"is {value!r:.60}", "see has notebook, look and source, each a text")
+        if name not in ("notebook", "section", "source") or not isinstance(value, str):
+            raise read.wrong(f"see.{name}", f"is {value!r:.60}", "see has notebook, section and source, each a text")
     return see
 
 

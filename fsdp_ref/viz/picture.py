@@ -1,7 +1,8 @@
 """A picture: the figure, the words for somebody who cannot see it, and the table of its numbers. The three always travel together.
 
-In a notebook a `Picture` shows its PNG, with the words as alt text in the output's metadata (nbconvert carries it into HTML), and
-then the table. This module must never write anything that differs between two runs with equal input (no dates, no versions).
+In a notebook a `Picture` shows its PNG with the words as alt text, and then the table. The words stand in the output's metadata, which
+nbconvert reads, and in an HTML twin of the image, where alone JupyterLab shows them. This module must never write anything that differs
+between two runs with equal input (no dates, no versions).
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Picture:
             print(self.text)
             return
         data, metadata = self._repr_mimebundle_()
-        display({**data, "text/plain": self.alt}, metadata=metadata, raw=True)
+        display({**data, "text/plain": self.alt, "text/html": self.image_html}, metadata=metadata, raw=True)
         display({"text/html": self.html, "text/plain": tables.as_text(self.table)}, raw=True)
 
     _ipython_display_ = show

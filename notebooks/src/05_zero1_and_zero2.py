@@ -18,7 +18,7 @@
 # ([04](04_data_parallel_from_scratch.ipynb)). Time: 25 minutes to read, under a minute to run.
 
 # %%
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4, timeout=20, limit=60)         # seconds for a collective, and for a cell: enough for a busy machine
 
@@ -101,7 +101,10 @@ def zero1_step(model, flat, own, optimizer):
 
 
 # %% [markdown]
-# What changed, as a diff:
+# What changed since notebook 04's step, and since the one above:
+
+# %%
+changed("04:step_parallel", "05:ddp_step")
 
 # %%
 changed("05:ddp_step", "05:zero1_step")
@@ -345,16 +348,15 @@ read("engine/gradients.py", "at_the_step")
 #
 # ## Check and quiz
 #
-# The exercise asks for ZeRO-1's step on a real list of parameters, and is graded on who allocated what. [Its
-# notebook](../exercises/release/zero1_step.ipynb); a second one is [zero2_backward](../exercises/release/zero2_backward.ipynb).
+# [The first exercise](../exercises/release/zero1_step.ipynb) asks for ZeRO-1's step, with momentum in Adam's place; [the
+# second](../exercises/release/zero2_backward.ipynb) for ZeRO-2's backward, with hooks as in notebook 04. Both are graded on who held what
+# and what was sent, not only on numbers.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import check
-# TODO-MERGE
-# TODO-MERGE check("zero1_step")
+check("zero1_step")
 
 # %%
-# TODO-MERGE check("zero2_backward")
+check("zero2_backward")
 
 # %%
 ask("05")

@@ -18,7 +18,7 @@
 # minute to run.
 
 # %%
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4, timeout=20, limit=60)         # seconds for a collective, and for a cell: enough for a busy machine
 
@@ -309,9 +309,7 @@ read("placements.py", "chunk_rows")
 # included.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import check
-# TODO-MERGE
-# TODO-MERGE check("shard_and_pad")
+check("shard_and_pad")
 
 # %%
 ask("06")

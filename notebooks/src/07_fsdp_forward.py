@@ -18,7 +18,7 @@
 # minute to run.
 
 # %%
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4, timeout=20, limit=60)         # seconds for a collective, and for a cell: enough for a busy machine
 
@@ -264,9 +264,7 @@ read("engine/unit.py", "reshard")
 # [The exercise](../exercises/release/fsdp_forward.ipynb): the two hooks. It is graded on lifetime, too: what is not freed, fails.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import check
-# TODO-MERGE
-# TODO-MERGE check("fsdp_forward")
+check("fsdp_forward")
 
 # %%
 ask("07")

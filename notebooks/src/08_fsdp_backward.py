@@ -18,14 +18,15 @@
 # read, under a minute to run.
 
 # %%
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=4, timeout=20, limit=60)         # seconds for a collective, and for a cell: enough for a busy machine
 
 # %% [markdown]
 # ## The second gather
 #
-# Gather and free, as in notebook 07, with a label that says for which phase:
+# A unit keeps `own`, this rank's slice of its weights, and `whole`, a vector of which all its weights are views and whose memory comes and
+# goes. Gather and free, as in notebook 07, with a label that says for which phase:
 
 # %%
 # %%px
@@ -375,9 +376,7 @@ read("engine/hooks.py", "post_backward")
 # [The exercise](../exercises/release/fsdp_backward.ipynb): values, lifetime and the exact order are graded.
 
 # %%
-# TODO-MERGE from fsdp_ref.lab import check
-# TODO-MERGE
-# TODO-MERGE check("fsdp_backward")
+check("fsdp_backward")
 
 # %%
 ask("08")

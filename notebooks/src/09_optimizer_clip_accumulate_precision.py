@@ -46,6 +46,16 @@ early = predict("09.early", "PyTorch's fully_shard, the optimizer built before i
                 choices=["it falls", "it stays the same, to the last bit", "an error stops the run"])
 
 # %%
+def fit(model, optimizer):
+    """One step towards an output of 1; the loss."""
+    loss = (model(torch.ones(4, 16)) - 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+# %%
 def too_early():
     """Build the optimizer, then shard with PyTorch's own fully_shard, then train five steps; the losses."""
     from torch.distributed.fsdp import fully_shard
@@ -54,15 +64,6 @@ def too_early():
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)      # the old parameters
     fully_shard(model)                                             # and now the model has others
     return [fit(model, optimizer) for _ in range(5)]
-
-
-def fit(model, optimizer):
-    """One step towards an output of 1; the loss."""
-    loss = (model(torch.ones(4, 16)) - 1).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    return loss.item()
 
 
 # %%
@@ -102,12 +103,12 @@ norm = predict("09.norm", "Four ranks hold a quarter of the gradient each. How m
 
 # %%
 def norms():
-    """(the norm of this rank's rows, torch's norm of the whole, the norm of this rank's rows after clipping to 1)."""
+    """(the norm of this rank's rows, torch's norm of the whole, the norm of this rank's rows after clipping to 0.5)."""
     model = data_parallel(gpt(), ZERO3)
     model.loss(*batch(4)).backward()
     parts = [parameter.grad.to_local() for parameter in model.parameters()]
     own = torch.stack([part.square().sum() for part in parts]).sum().sqrt()
-    whole = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+    whole = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).full_tensor()
     left = torch.stack([part.square().sum() for part in parts]).sum().sqrt()
     return own.item(), whole.item(), left.item()
 
@@ -121,15 +122,15 @@ norm.reveal(whole[0] / (sum(each**2 for each in own) / 4) ** 0.5)
 by_hand = sum(each**2 for each in own) ** 0.5
 print("the root of the sum of squares is torch's norm:", abs(by_hand - whole[0]) < 1e-5 * whole[0])
 print("all ranks have the same norm:", len(set(whole)) == 1)
-print(f"after clipping to 1 the whole has norm {sum(each**2 for each in left) ** 0.5:.4f}")
+print(f"after clipping to 0.5 the whole has norm {sum(each**2 for each in left) ** 0.5:.4f}")
 
 # %% [markdown]
-# You may have heard that clipping each rank's shards by their own norm is near enough. Take the gradient above: with $c = 1$ each quarter
-# is below the limit and nothing is clipped at all; with $c = 0.5$ each quarter is cut to 0.5, so the whole keeps a norm of $\sqrt{4 \cdot
-# 0.25} = 1$, twice the limit. And the quarters are multiplied by *different* factors: the step points elsewhere.
+# You may have heard that clipping each rank's shards by their own norm is near enough. Take the gradient above. With $c = 0.5$ each
+# quarter is below the limit: nothing is clipped, and the whole keeps 0.77. With $c = 0.25$ each quarter is cut to 0.25, so the whole keeps
+# $\sqrt{4 \cdot 0.25^2} = 0.5$, twice the limit. And the quarters are multiplied by *different* factors: the step points elsewhere.
 
 # %% tags=["nbval-check-output"]
-for limit in (1.0, 0.5):
+for limit in (0.5, 0.25):
     factors = [min(1, limit / each) for each in own]
     left_over = sum((each * by) ** 2 for each, by in zip(own, factors, strict=True)) ** 0.5
     print(f"limit {limit}: own norms leave {left_over:.2f}; different factors: {len(set(factors)) > 1}")
@@ -151,13 +152,14 @@ read("clipping.py", "_mend")
 #
 # A batch that does not fit is cut into micro-batches whose gradients add up. ZeRO-3 reduce-scatters after every backward, so four
 # micro-batches reduce four times. `set_requires_gradient_sync(False)` leaves the reduction out until the last one: PyTorch's `no_sync`.
-#
-# What must be kept meanwhile? The gradient is not summed over ranks yet, so *no rank's rows are done* and each must keep **all** of it: 4
-# bytes a parameter instead of $4 / N$. With $N = 4$: $4 - 1 = 3$ bytes a parameter more, between backwards.
 
 # %%
 more = predict("09.nosync", "Four micro-batches, reduced once instead of four times. How many bytes a parameter does a rank hold more "
                "after the third?", unit="bytes a parameter")
+
+# %% [markdown]
+# What must be kept meanwhile? The gradient is not summed over ranks yet, so *no rank's rows are done* and each must keep **all** of it: 4
+# bytes a parameter instead of $4 / N$. With $N = 4$: $4 - 1 = 3$ bytes a parameter more, between backwards.
 
 # %%
 def accumulate(model, optimizer, micro, every_time):
@@ -251,17 +253,22 @@ print("shares are right to 1e-5:", off["shares"] < 1e-5, "  the mean of means is
 # ## 5. Which dtype has each number?
 #
 # `MixedPrecisionPolicy(param_dtype=bfloat16, reduce_dtype=float32)` gathers and computes in bf16. The shards stay what they were, and they
-# are the fp32 *master weights*: nothing else is needed. At rest, a parameter and rank:
+# are the fp32 *master weights*: nothing else is needed.
+
+# %%
+rest = predict("09.rest", "With the bf16 policy, how many bytes a parameter does a rank of four hold after backward?",
+               unit="bytes a parameter")
+
+# %% [markdown]
+# At rest, a parameter:
 #
 # | | weights | gradient | Adam | sum, over 4 ranks |
 # |---|---|---|---|---|
 # | fp32 | 4 | 4 | 8 | 16 / 4 = 4 |
 # | bf16 policy | 4 | 4 | 8 | 16 / 4 = 4 |
 # | model cast to bf16 first | 2 | 2 | 4 | 8 / 4 = 2 |
-
-# %%
-rest = predict("09.rest", "With the bf16 policy, how many bytes a parameter does a rank of four hold after backward?",
-               unit="bytes a parameter")
+#
+# The audit looks at the numbers themselves:
 
 # %%
 POLICIES = {"fp32": ("float32", None, None), "bf16 policy": ("float32", "bfloat16", "float32"), "model in bf16": ("bfloat16", None, None)}

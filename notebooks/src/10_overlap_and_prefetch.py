@@ -76,15 +76,16 @@ def recorded(units, bandwidth, shape):
 # %% [markdown]
 # ## Prefetch off, 1, 2
 #
-# A forward of $L = 6$ blocks, each taking $f$, with gathers that take $g = 0.8 f$:
-#
-# - **off**: gather, compute, gather, compute: $L (g + f)$, of which $L g$ is waiting;
-# - **1**: while block $i$ computes, block $i+1$ is on the wire. Only the first block's gather has nothing to hide behind: $g + L f$, if $g
-#   \le f$.
+# A forward of $L = 6$ blocks, each taking $f$, with gathers that take $g = 0.8 f$. Without prefetch a block's gather begins when the block
+# before is done: gather, compute, gather, compute, $L (g + f)$ in all, of which $L g$ is waiting.
 
 # %%
 left = predict("10.left", "Prefetch 1, gathers of 0.8 forwards. For how many of the six blocks' gathers in forward does a rank still wait?",
                unit="gathers")
+
+# %% [markdown]
+# With prefetch 1, block $i+1$ is on the wire while block $i$ computes. Only the first block's gather has nothing to hide behind: $g + L f$
+# in all, if $g \le f$.
 
 # %%
 SHAPE = (LAYERS, DIM, FORWARD)
@@ -110,8 +111,16 @@ for units, book in fast.items():
     print(f"prefetch {units}: waited for {waited(book, RATIO):.1f} of {LAYERS} gathers in forward")
 left.reveal(waited(fast[1], RATIO))
 
-# %%
-assert waited(fast[1], RATIO) < waited(fast[0], RATIO) / 2, "prefetch 1 must hide most of what a rank waits for without it"
+# %% tags=["nbval-check-output"]
+def asked_early(book):
+    """How many blocks' gathers were asked for before the block before them was done."""
+    events = [e for e in book.window("forward").events if e.rank == 0 and e.unit.startswith("blocks.")]
+    asked = {e.unit: e.start for e in events if e.lane == "all-gather"}
+    done = {e.unit: e.end for e in events if e.lane == "compute"}
+    return sum(asked[f"blocks.{i + 1}"] < done[f"blocks.{i}"] for i in range(LAYERS - 1))
+
+
+print("asked for ahead, by prefetch:", {units: asked_early(book) for units, book in fast.items()})
 
 # %% tags=["nbval-check-output"]
 def sent(book):
@@ -134,8 +143,9 @@ read("engine/schedule.py", "Schedule.following")
 # %% [markdown]
 # ## What it costs
 #
-# A gather on its way holds a buffer of a whole unit until it is copied out. Without prefetch a rank has at most one buffer and the weights
-# that it is copied into: two units. With two gathers under way beside the block that computes, it has three. Counted in blocks of 200 kB:
+# A gather on its way holds a buffer of a whole unit until it is copied out. Without prefetch a rank has at most that buffer and the
+# weights it is copied into: two units. With one gather ahead it has a block that computes and one buffer: two units again, so prefetch 1
+# costs nothing at the peak. With two gathers ahead it is three. Counted in blocks of 200 kB:
 
 # %%
 memory = predict("10.memory", "Prefetch 2 instead of none: how many blocks' weights does a rank hold more at the peak of forward?",
@@ -172,12 +182,15 @@ for units, book in slow.items():
 slower.reveal(waited(slow[1], 2) - waited(slow[2], 2))
 
 # %%
-assert all(waited(book, 2) > 1.5 for book in slow.values()), "on a slow link a part of every gather stays exposed"
+seconds = [book.window("forward").end - book.window("forward").start for book in slow.values()]
+assert min(seconds) > 0.98 * LAYERS * 2 * FORWARD, "no forward is shorter than its six gathers, however much is prefetched"
 
 # %% [markdown]
-# One gather ahead already keeps the link busy. A second ahead helps where units are *unequal*: a small one that computes too briefly to
-# hide a large one behind it. **Exercise:** [forward_prefetch](../exercises/release/forward_prefetch.ipynb): write the prefetch, within a
-# bound on memory.
+# One gather ahead already keeps the link busy; a second closes the gaps between gathers. (A little less than 3.5 is waited for because a
+# forward takes a little more than its nap.) A second ahead helps where units are *unequal*: a small one computes too briefly to hide a
+# large one.
+#
+# **Exercise:** [forward_prefetch](../exercises/release/forward_prefetch.ipynb): write the prefetch, within a bound on memory.
 # <!-- TODO-MERGE check("forward_prefetch") -->
 
 # %% [markdown]
@@ -275,6 +288,6 @@ ask("10")
 # **In the source:** [`engine/schedule.py`](../fsdp_ref/engine/schedule.py), [`wire.py`](../fsdp_ref/wire.py) (the emulated link),
 # [`plan/simulator.py`](../fsdp_ref/plan/simulator.py), [`viz/overlap.py`](../fsdp_ref/viz/overlap.py) (what "exposed" means).
 #
-# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, section 3.3 (overlap, prefetching, the rate
-# limiter); Zhang et al., *SimpleFSDP: Simpler Fully Sharded Data Parallel with torch.compile*, section 3 (reordering by a compiler);
-# Rajbhandari et al., *ZeRO-Infinity*, section 4 (how much bandwidth a step needs).
+# **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, sections 3.3 (overlap, prefetching) and 3.4
+# (the rate limiter); Rajbhandari et al., *ZeRO-Infinity*, section 4 (how much bandwidth a step needs); Zhang et al., *SimpleFSDP: Simpler
+# Fully Sharded Data Parallel with torch.compile* (a compiler that reorders).

@@ -76,12 +76,13 @@ print(*(f"{loss:.3f}" for loss in undisturbed.values()))
 
 # %% [markdown]
 # ## How large is it?
-#
-# fp32 weights take 4 bytes a parameter, Adam's two moments 8: with $P$ parameters $4P + 8P = 12 P$ bytes, cut over the ranks without a
-# byte held twice. The rest (random states, the place in the text, a manifest) is small in any model that is not a toy.
 
 # %%
 size = predict("11.size", "Weights and Adam's moments together: how many times the bytes of the weights alone?", unit="times")
+
+# %% [markdown]
+# fp32 weights take 4 bytes a parameter, Adam's two moments 8: with $P$ parameters $4P + 8P = 12 P$ bytes, cut over the ranks without a
+# byte held twice. The rest (random states, the place in the text, a manifest) is small in any model that is not a toy.
 
 # %%
 step_6 = checkpoint.latest(runs / "a")
@@ -139,7 +140,7 @@ def resumed(text, folder, without):
     report = checkpoint.load(folder, **{name: part for name, part in run.items() if name != without})
     if without == "random state":
         torch.set_rng_state(fresh)
-    if without == "scheduler":                                     # the optimizer's groups hold its rate as well
+    if without in ("optimizer", "scheduler"):                      # the optimizer's groups hold the rate as well: the scheduler's counts
         run["optimizer"].param_groups[0]["lr"] = run["scheduler"].get_last_lr()[0]
     return steps(run, report.step + 1, 12)
 
@@ -163,12 +164,11 @@ before = {step: undisturbed[step] for step in range(1, 7)}
 viz.resume_strip(undisturbed, before, after["optimizer"], saved=6)
 
 # %% [markdown]
-# The run recovers and nobody would notice, but it is another run. (You may have heard that a checkpoint *is* the weights.)
+# Nobody would notice: the loss goes on falling. But it is another run. (You may have heard that a checkpoint *is* the weights.)
 #
 # **Exercise:** [exact_resume](../exercises/release/exact_resume.ipynb).
 # <!-- TODO-MERGE check("exact_resume") -->
-
-# %% [markdown]
+#
 # ## Killed in the middle of a save
 #
 # Every rank has written its files of step 9. Rank 0, which is to publish them, is killed with SIGKILL before it can.
@@ -238,19 +238,35 @@ codes += [Training(runs / "moved", ranks=2, save_every=0, resume="auto", **optio
 
 # %%
 moved = Training(runs / "moved", ranks=3, save_every=18, resume="auto", **options).finish()
-alone = Training(runs / "alone", ranks=2, save_every=0, **options).finish()
+alone = Training(runs / "alone", ranks=1, save_every=0, **options).finish()
 losses = [{step: float.fromhex(digits) for step, digits in run.losses().items()} for run in (alone, moved)]
 most = max(abs(loss - losses[0][step]) for step, loss in losses[1].items())
-print(f"the largest difference to a run on two ranks that was left alone: {most:.1e}")
+print(f"the largest difference to a run on one rank that was left alone: {most:.1e}")
 
 # %% tags=["nbval-check-output"]
 print("exit codes of the two that were asked to stop:", codes)
 print("every step once:", sorted(losses[1]) == list(range(1, 19)), "  the same losses, to 1e-4:", most < 1e-4)
 
 # %% [markdown]
-# Not bit for bit here: four ranks add up other partial sums than two. You may have heard that a sharded checkpoint loads on any number of
-# ranks by itself. It does if the *loader* knows which rows each file holds. With 256 rows of embedding, four files hold 64 each and three
-# ranks want 86, 86 and 84:
+# ## How often?
+#
+# A save that stops training for $\delta$ seconds every $\tau$ wastes $\delta / \tau$; a failure every $M$ loses $\tau / 2$ on average, so
+# $\tau / 2M$. The sum is least at $\tau = \sqrt{2 \delta M}$ (Young): for $\delta = 5$ s and one failure in three hours $\sqrt{2 \cdot 5
+# \cdot 10800} = 329$ s. Trying all intervals finds the same:
+
+# %% tags=["nbval-check-output"]
+from fsdp_ref import interval
+
+wasted = {seconds: 5 / seconds + seconds / (2 * 10800) for seconds in range(20, 2000)}
+best = min(wasted, key=wasted.get)
+print(f"least waste at {best} s: {100 * wasted[best]:.1f} %; Young's formula: {interval.young(5, 10800):.0f} s")
+
+# %% [markdown]
+# ## Which rows does a rank want?
+#
+# Not bit for bit after 4, 2 and 3 ranks: four ranks add up other partial sums than two. You may have heard that a sharded checkpoint loads
+# on any number of ranks by itself. It does if the *loader* knows which rows each file holds. With 256 rows of embedding, four files hold
+# 64 each and three ranks want 86, 86 and 84:
 
 # %%
 from fsdp_ref.report import saved_tensors
@@ -313,6 +329,6 @@ ask("11")
 # **In the source:** [`checkpoint/commit.py`](../fsdp_ref/checkpoint/commit.py), [`checkpoint/load.py`](../fsdp_ref/checkpoint/load.py),
 # [`preemption.py`](../fsdp_ref/preemption.py); [checkpoint_faults.md](../docs/checkpoint_faults.md) lists the faults that tests put in.
 #
-# **Papers:** Mohan et al., *CheckFreq: Frequent, Fine-Grained DNN Checkpointing*, section 3 (what must be saved, resuming the data); Wan
-# et al., *ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model Development*, section 4 (resharding on load); Young,
-# *A first order approximation to the optimum checkpoint interval*, section 2 (how often).
+# **Papers:** Mohan et al., *CheckFreq: Frequent, Fine-Grained DNN Checkpointing*, sections 3.1 (a checkpoint without the data's place is
+# wrong) and 4.3 (saving beside training); Wan et al., *ByteCheckpoint: A Unified Checkpointing System for Large Foundation Model
+# Development* (resharding on load); Young, *A First Order Approximation to the Optimum Checkpoint Interval* (how often).

@@ -150,7 +150,7 @@ print("this engine:", here)
 
 # %% [markdown]
 # You may have heard that tied weights just work. They do in one unit: leave both to the root, or write `fully_shard([tokens, head])`.
-# (PyTorch refuses the split from version 2.13 on; older ones train two copies.) The tempting fix is to give the head a copy. It silences
+# (PyTorch refuses the split from version 2.13 on: huggingface/accelerate#4171.) The tempting fix is to give the head a copy. It silences
 # the error and trains another model:
 
 # %% tags=["nbval-check-output"]
@@ -191,22 +191,23 @@ for title, found in (("block 1 frozen", middle), ("all below block 2 frozen", be
     print(title, *(f"  {unit:<9} {what}" for unit, what in found.items()), sep="\n")
 
 # %% [markdown]
-# A gradient on its way to block 0 passes *through* block 1 and is multiplied by its weights. Only where nothing below learns does the
-# second gather go. (In the second case block 1's is a prefetch in vain: the engine gathers the unit that ran before, backward ends at
-# block 2.)
-#
-# You may have heard that freezing and wrapping commute. A unit's gradients share one buffer, so freeze whole units where you can.
+# A gradient on its way to block 0 is multiplied by block 1's weights. Only where nothing below learns does the second gather go. (In the
+# second case block 1's is a prefetch in vain.) You may have heard that freezing and wrapping commute; units are what is gathered, so
+# freeze whole ones.
 #
 # ## Shard inside, replicate across
 #
-# A ring over thousands of GPUs is slow, and the network between machines is the narrow part. **HSDP** shards inside groups of $S$ ranks
-# and keeps $R$ such groups as replicas. A rank sends, in units of the model's weights $P$:
-#
-# - ZeRO-3 on 4 ranks: $3 P \cdot \frac34 = 2.25 P$, all of it between machines;
-# - HSDP with $S = R = 2$: inside $3 P \cdot \frac12 = 1.5 P$, across an all-reduce of the shard, $2 \cdot \frac P2 \cdot \frac12 = 0.5 P$.
+# **HSDP** shards inside groups of $S$ ranks and keeps $R$ such groups as replicas. Gathers and reduce-scatters stay inside a group; then
+# each rank's shard of the gradient is all-reduced across the groups.
 
 # %%
 across = predict("12.across", "HSDP on 2 x 2 ranks: how many times the weights does a rank send across groups in a step?", unit="times")
+
+# %% [markdown]
+# In units of the weights $P$ a rank sends:
+#
+# - ZeRO-3 on 4 ranks: $3 P \cdot \frac34 = 2.25 P$;
+# - HSDP, $S = R = 2$: inside $3 P \cdot \frac12 = 1.5 P$; across, an all-reduce of the shard, $2 \cdot \frac P2 \cdot \frac12 = 0.5 P$.
 
 # %%
 def step_of(shape):
@@ -237,7 +238,7 @@ for name in books:
           f"all-reduces across groups {sent(name, 'all-reduce'):.2f} times")
 
 # %% [markdown]
-# The price is memory: $16 P / S$ at rest instead of $16 P / (R S)$.
+# The price is memory: $16 / S$ bytes a parameter at rest instead of $16 / (R S)$.
 #
 # ## 70 billion parameters on eight GPUs?
 #
@@ -303,9 +304,10 @@ for name, plan in plans.items():
 viz.memory_over_step({name: plan.ledger.window("step") for name, plan in plans.items()})
 
 # %% [markdown]
-# Predictions from published figures; nothing here was measured on a GPU, and only rings are modelled (NCCL has trees, too). HSDP buys
-# short rings with memory. Meta trained this model with tensor, context and pipeline parallelism beside FSDP, for such reasons;
-# `plan.advise` knows those.
+# The dark stripes are 126 blocks that come and go. Predictions from published figures; nothing here was measured on a GPU, and only rings
+# are modelled (NCCL has trees, too). HSDP buys short rings with memory. Meta trained this model with tensor, context and pipeline
+# parallelism beside FSDP. Under **tensor parallelism** a rank computes with a *part* of a weight and exchanges activations; under FSDP it
+# gathers and computes with all of it.
 #
 # **Exercise:** [capstone](../exercises/release/capstone.ipynb): wrap a GPT within a budget of memory and one of bytes.
 # <!-- TODO-MERGE check("capstone") -->
@@ -323,8 +325,8 @@ ask("12")
 # torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 train.py      # on both of two
 # ```
 #
-# `fsdp-ref doctor` says what a machine will use and what is wrong with it. What this course did **not** measure: speed on GPUs, NVLink,
-# how much kernels of NCCL slow down compute, anything beyond the ranks of one machine.
+# `fsdp-ref doctor` says what a machine will use and what is wrong with it. **Not** measured in this course: speed on GPUs, NVLink, compute
+# that NCCL slows down, several machines.
 #
 # ## What to take along
 #
@@ -338,4 +340,4 @@ ask("12")
 #
 # **Papers:** Zhao et al., *PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel*, section 3.2.2 (hybrid sharding); Press and
 # Wolf, *Using the Output Embedding to Improve Language Models*, section 3 (tying); Llama Team, *The Llama 3 Herd of Models*, section 3.3
-# (16,384 GPUs); Liang et al., *TorchTitan*, section 2 (what comes beside FSDP).
+# (16,384 GPUs).

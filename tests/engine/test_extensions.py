@@ -7,7 +7,7 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from fsdp_ref import fp8, ledger
 from fsdp_ref.engine import MixedPrecisionPolicy, fully_shard
 from fsdp_ref.errors import ConfigError
-from fsdp_ref.ledger import Lane
+from fsdp_ref.ledger import Category, Lane
 from tests.engine.toys import batch, loss_of, toy, train
 
 EVEN = dict(vocab=64, dim=32, hidden=64, layers=3)
@@ -60,6 +60,26 @@ def test_eight_bits_are_a_quarter_of_fp32_and_arrive_as_they_were_rounded(ranks)
         matrices = 4 * (2 * 64 * 32 + 3 * 2 * 64 * 32)
         rest = plain - (matrices + 3 * 2 * 64 * 32 * 4) / 2           # blocks are gathered twice; what is not a matrix stays fp32
         assert quantised == pytest.approx((plain - rest) / 4 + rest, rel=0.01)
+
+
+def _whole_bytes(rank, world):
+    """Bytes of whole weights on the books while a block computes, and when all is freed again."""
+    seen = []
+    for eight_bits in (False, True):
+        model = sharded()
+        if eight_bits:
+            fp8.gather_in_fp8(model)
+        model.blocks[1].up.register_forward_pre_hook(lambda *_: seen.append(ledger.live_bytes(Category.UNSHARDED_PARAM)))
+        loss_of(model, batch(0, rank, vocab=64)).backward()
+        seen.append(ledger.live_bytes(Category.UNSHARDED_PARAM))
+    return seen
+
+
+def test_whole_weights_of_an_extension_are_on_the_books(ranks):
+    plain, freed, eight_bits, freed_again = ranks(2, _whole_bytes)[0]
+    assert freed == freed_again == 0
+    sent = 4 * 64 * 32                                                 # two matrices of the root, two of the block: a byte a number
+    assert plain + sent <= eight_bits < plain + sent + 500, "the numbers in fp32, beside the 8-bit ones (and scales) they were made of"
 
 
 def test_uneven_rows_in_eight_bits(ranks):

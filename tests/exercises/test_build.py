@@ -3,6 +3,7 @@
 import ast
 import importlib
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.exercises import build, source
+from fsdp_ref.exercises.submission import read, text_for
 from fsdp_ref.lab.checks import IDS, CheckFailed, exercise
 
 ROOT = Path(__file__).parents[2]
@@ -157,3 +159,13 @@ def test_the_stub_for_pytest_fails_its_tests_and_the_solution_passes_them(built,
             test()
     for module in (name, f"test_{name}"):
         del sys.modules[module]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_what_is_taken_from_the_solutions_notebook_lacks_no_name(name, built):
+    """The text that is graded: the function and what it needs, out of a notebook with other cells. (ruff's F821: undefined name.)"""
+    text = text_for(read(built / "solution" / f"{name}.ipynb"), exercise(name).function)
+    assert "check(" not in text and "NotImplementedError" not in text
+    done = subprocess.run([sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", "-"], input=text, capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 0, done.stdout

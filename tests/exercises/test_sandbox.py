@@ -2,12 +2,14 @@
 
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from fsdp_ref.errors import WorldError
 from fsdp_ref.lab.checks import Case, Submission, exercise, serving
 from fsdp_ref.lab.checks.judging import examine
 from fsdp_ref.lab.checks.sandbox import run
@@ -40,13 +42,14 @@ def ran(lines: str, **limits):
 
 @pytest.fixture(autouse=True)
 def nothing_is_left():
-    """After each attack the server has no children."""
+    """After each attack the server has no children, and this process has no folder."""
     yield
     server = serving.server()
     deadline = time.monotonic() + 5
     while psutil.Process(server._process.pid).children(recursive=True) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not psutil.Process(server._process.pid).children(recursive=True)
+    assert not list(Path(tempfile.gettempdir()).glob(f"fsdp-ref-lab-*-{os.getpid()}-*"))
 
 
 # -- not coming to an end ---------------------------------------------------------------------------------------------------------
@@ -241,3 +244,25 @@ def test_ranks_share_no_folder_unless_the_case_says_so():
     evidence = ran(lines.replace("{n}", "2"), one_folder=True, files={"sub/given": b"x"})
     assert "AssertionError" in evidence.failure.words                                # with the given folder there are three names
     assert set(evidence.files) == {"shared/from-0", "shared/from-1", "shared/sub/given"}
+
+
+# -- our own mistakes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_be_prepared_is_not_the_learners_fault():
+    with pytest.raises(WorldError, match="rank 0 could not be prepared .*no_such_exercise"):
+        run(attack("pass"), "no_such_exercise", Case(2, "two ranks"))
+    assert judged("pass").passed, "and the next check works"
+
+
+def test_an_interrupt_ends_the_ranks(monkeypatch):
+    before = serving.server()
+
+    def interrupted(*args):
+        raise KeyboardInterrupt
+    monkeypatch.setattr("fsdp_ref.lab.checks.sandbox.Run._carry", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ran("while True:\n    pass")
+    assert before._process.poll() is not None and not before.usable
+    monkeypatch.undo()
+    assert judged("pass").passed

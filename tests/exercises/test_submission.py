@@ -18,9 +18,11 @@ def notebook(folder, *cells, name="twice.ipynb"):
 
 def test_the_function_comes_with_what_it_needs_and_nothing_else(tmp_path):
     answer = ANSWER.replace("(x)  #", "(x + LIMIT)  #")
-    path = notebook(tmp_path, "LIMIT = 3\nUNUSED = 4\nimport os", "print('hello')\nraise SystemExit", answer, 'check("twice", twice)')
+    path = notebook(tmp_path, "from __future__ import annotations", "LIMIT = 3\nUNUSED = 4\nimport os", "print('hello')\nraise SystemExit",
+                    answer, 'check("twice", twice)')
     text = text_for(read(path), "twice")
-    assert text == ("LIMIT = 3\n\nimport math\n\ndef helper(x):\n    return math.floor(x + LIMIT)  # down\n\n"
+    assert text == ("from __future__ import annotations\n\nLIMIT = 3\n\nimport math\n\n"
+                    "def helper(x):\n    return math.floor(x + LIMIT)  # down\n\n"
                     "@staticmethod\ndef twice(x):\n    return 2 * helper(x)\n")
 
 
@@ -70,6 +72,7 @@ def test_a_missing_function_is_named(tmp_path):
     ("a.ipynb", json.dumps({"nbformat": 3, "worksheets": []}).encode(), "format 3, not 4"),
     ("a.ipynb", json.dumps({"nbformat": 4, "cells": [{"cell_type": "code", "source": 7}]}).encode(), "is no notebook"),
     ("a.ipynb", b"{}" + b" " * 5_000_001, "more than 5,000,000"),
+    ("a.py", b"x = 1\n" * 40_000, "240,000 characters of code"),
     ("a.docx", b"x", "neither a notebook nor a Python file"),
 ])
 def test_a_file_that_is_no_notebook_is_one_clear_error(tmp_path, name, content, words):
@@ -84,3 +87,14 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
     link.symlink_to(secret)
     with pytest.raises(SubmissionError, match="is no file"):
         read(link)
+
+
+def test_no_submission_keeps_the_reader_busy(tmp_path):
+    """Names that need each other in a long chain, and an expression nested as deep as it gets: read at once, or refused at once."""
+    chain = "\n".join(f"a{n} = a{n + 1}" for n in range(8000)) + "\na8000 = 1\ndef twice(x):\n    return a0 * x"
+    path = tmp_path / "chain.py"
+    path.write_text(chain)
+    assert text_for(read(path), "twice").count(" = ") == 8001
+    path.write_text(f"x = {'-' * 150_000}1\n" + ANSWER)
+    with pytest.raises(SubmissionError, match="is no Python"):
+        text_for(read(path), "twice")

@@ -53,7 +53,8 @@ def test_second_call_installs_nothing(tmp_path):
 def test_test_runs_everything(tmp_path):
     text = plan(tmp_path, "test")
     assert "ruff check" in text
-    assert "-m pytest --nbval-lax --nbval-cell-timeout=120 tests notebooks" in text
+    assert "-m pytest -n 2 --dist loadfile --nbval-lax --nbval-cell-timeout=120 tests notebooks" in text
+    assert "-n 0 " in plan(tmp_path, "test", "WORKERS=0")
     assert "[test]" in text
     assert '-m "not slow"' in plan(tmp_path, "test-fast")
 

@@ -41,7 +41,7 @@ BROKEN = [
     (change(answers=[{"answer": "a", "correct": True}, {"answer": "a", "correct": False}]), "has the same text twice"),
     (change(answers=[{"answer": "a", "correct": True}]), "has 1 entries; give 2 to 26"),
     (change(answers=[{"correct": True}, {"answer": "b"}]), r"field answers\[0\].answer is missing"),
-    (change(see={"notebok": "05"}), "field see.notebok is '05'; see has notebook, look and source"),
+    (change(see={"notebok": "05"}), "field see.notebok is '05'; see has notebook, section and source"),
     (change(see="05"), "field see is '05'; write"),
     (change(draw={"ranks": []}), "field draw.ranks is"),
     (change(prints={"ranks": 2, "rank": 2}, code="print(1)"), "field prints is"),
@@ -95,6 +95,14 @@ def test_no_files_at_all(tmp_path, monkeypatch):
 def test_the_same_id_twice(folder):
     put(folder, {**GOOD, "id": "q1"})
     assert "is there twice" in str(bank.quiz("05").problems["05.q1"]) and bank.question("05.q1").text == "Which?"
+
+
+def test_where_a_right_and_a_wrong_answer_overlap_the_right_one_counts(folder):
+    (folder / "05.json").write_text(json.dumps([{"question": "Between?", "type": "numeric", "answers": [
+        {"type": "range", "range": [0, 10], "correct": False, "feedback": "Near."},
+        {"type": "value", "value": 5, "correct": True, "feedback": "Yes."}]}]))
+    question = bank.question("05.q1")
+    assert judge(question, 5).right and judge(question, 6).feedback == "Near." and not judge(question, 11).right
 
 
 def test_plain_jupyterquiz_is_accepted_as_it_is(folder):

@@ -3,9 +3,11 @@
 import copy
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -280,6 +282,18 @@ def test_who_gets_one(pair, scores, tmp_path, capsys):
                          (["--date", "today"], "no day"), (["--out", str(scores)], "cannot make")):
         assert issue(pair, scores, tmp_path / "e", *wrong) == 2 and words in capsys.readouterr().err
     assert command.main(["keygen", "--out", str(tmp_path / "new")]) == 0
+
+
+def test_the_instructors_page_can_be_followed(tmp_path, monkeypatch, scores, capsys):
+    page = (ROOT / "docs" / "instructors.md").read_text()
+    lines = page.split("\n## Certificates\n")[1].split("```\n")[1].splitlines()
+    monkeypatch.chdir(tmp_path)
+    assert [line.split()[:2] for line in lines] == [["fsdp-ref", "certificate"]] * 4
+    for line in lines:
+        name = next((path.stem for path in Path("certificates").glob("*.json")), "") if Path("certificates").exists() else ""
+        arguments = [word.replace("ID", name) for word in shlex.split(line, comments=True)[1:]]
+        assert cli.main(arguments) == 0, capsys.readouterr().err
+    assert capsys.readouterr().out.count("valid: ada") == 2
 
 
 def test_the_command_needs_no_torch_and_no_lab():

@@ -1,6 +1,7 @@
 """A picture is a figure, words and a table: in a notebook, in a file, in a terminal; always the same for the same input."""
 
 import functools
+import html
 import io
 import sys
 
@@ -71,6 +72,7 @@ def test_a_notebook_gets_png_with_alt_text_then_the_table(monkeypatch):
     picture._ipython_display_()
     (image, metadata, _), (table, _, _) = shown
     assert image["image/png"] == picture.png() and metadata == {"image/png": {"alt": picture.alt}}
+    assert image["text/html"] == picture.image_html and f'alt="{html.escape(picture.alt)}"' in image["text/html"]
     assert table["text/html"].startswith("<table><caption>Memory over one step") and "peak 1.36" not in table["text/html"]
     assert "all at one moment" in table["text/plain"]
     data, metadata = picture._repr_mimebundle_()

@@ -11,12 +11,12 @@ How an exercise is added, with `ring_all_gather` as the pattern. Five places, al
                               text, lists, dicts, tensors. It holds nothing of the answer, and imports torch and `fsdp_ref` only.
                               `rank.wire.put/take` are send and receive, `torch.distributed`'s functions work too; all of it passes
                               through the judge, who counts (`evidence.of`, `.sent`, `.kinds`). `with rank.meter() as meter:` measures
-                              bytes held; `rank.mark("step 1")` divides the record into steps. Its name goes into `inside/server.py` by
-                              itself.
+                              bytes held; `rank.mark("step 1")` divides the record into steps. The server imports every harness once, before
+                              it forks: what an answer needs that is slow to import (optimizers need torch._dynamo) is imported at its top.
 3. `exercises/src/ID.py`      the source of the exercise's notebooks: statement, starter, solution, visible check, hidden checks.
 4. `exercises/answers/ID/`    `other_1.py`, `other_2.py` (correct, in another style), `wrong_NAME.py` (six or more). The docstring of a
                               wrong answer is the part of the diagnosis that it must get. `tests/exercises/test_answers.py` runs all.
-5. its id in `IDS` below.
+5. its id in `COURSE` below.
 
 Rules. A property is judged from evidence that does not depend on how the learner wrote it: bytes and order from the wire, who holds what
 from the meter and from what is returned. Values are compared exactly only where they are copied or summed in the judge's own order, else
@@ -29,6 +29,7 @@ This package must never run an answer in the process that judges it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from ...errors import ConfigError
 from .exercise import Case, Exercise
@@ -37,7 +38,10 @@ from .observe import Evidence
 from .report import Card, CheckFailed, Report, Verdict, fails, passes
 from .submission import Submission
 
-IDS = ("ring_all_gather", "zero1_step", "zero2_backward", "shard_and_pad")
+COURSE = ("ring_all_gather", "ring_reduce_scatter", "fix_the_disagreement", "bytes_per_parameter", "unequal_tokens", "ddp_buckets",
+          "zero1_step", "zero2_backward", "shard_and_pad", "fsdp_forward", "fsdp_backward", "clip_grad_norm", "forward_prefetch",
+          "sharded_save", "exact_resume", "reshard_on_load", "capstone")
+IDS = tuple(name for name in COURSE if Path(__file__).with_name(f"{name}.py").exists())          # in the order of the course
 
 __all__ = ["IDS", "Card", "Case", "CheckFailed", "Evidence", "Exercise", "Report", "Submission", "Verdict", "check", "exercise", "fails",
            "passes"]

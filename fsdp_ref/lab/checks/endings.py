@@ -10,6 +10,7 @@ import re
 import signal
 from pathlib import Path
 
+from ...errors import WorldError
 from .exercise import Case
 from .observe import Evidence, Failure
 from .submission import Submission
@@ -19,7 +20,11 @@ STACK = re.compile(r"Current thread 0x|Thread 0x|Fatal Python error|Stack \(most
 
 def finish(evidence: Evidence, submission: Submission, case: Case, statuses: list[int | None], printed: list[bytearray],
            home: Path) -> Evidence:
-    """Complete the evidence: ends, places, printed text, files, and the reason when a rank did not return."""
+    """Complete the evidence: ends, places, printed text, files, and the reason when a rank did not return.
+
+    Raises:
+        WorldError: a rank ended before the answer began.
+    """
     lines = submission.text.splitlines()
     for mine, status, output in zip(evidence.ranks, statuses, printed, strict=True):
         text = output.decode(errors="replace")
@@ -27,6 +32,10 @@ def finish(evidence: Evidence, submission: Submission, case: Case, statuses: lis
         mine.at = lines[int(place[1]) - 1].strip() if place and 0 < int(place[1]) <= len(lines) else ""
         mine.output, mine.status = STACK.split(text)[0].strip()[-2000:], status
     if evidence.failure is None or evidence.failure.kind == "time":
+        for rank, mine in enumerate(evidence.ranks):
+            if not mine.ready and not mine.returned:
+                said = f" ({mine.output.splitlines()[-1]})" if mine.output else ""
+                raise WorldError(f"rank {rank} could not be prepared{said}; check again, and run fsdp-ref doctor if it happens twice")
         evidence.failure = _why(evidence, case) or evidence.failure
     evidence.files = files_of(home)
     return evidence

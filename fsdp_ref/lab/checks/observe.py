@@ -45,6 +45,7 @@ class Event:
 class RankEvidence:
     """What one rank left behind."""
 
+    ready: bool = False                         # its walls stand, and the answer may begin
     value: object = None                        # what the harness returned: None, numbers, text, lists, dicts, tensors
     returned: bool = False
     error: dict | None = None                   # type, text, line, code
@@ -58,7 +59,7 @@ class RankEvidence:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run did not come to its end. `kind`: mismatch, deadlock, time, exit, error, memory, flood, message, harness."""
+    """Why a run did not come to its end. `kind`: mismatch, deadlock, time, exit, error, memory, flood, message."""
 
     kind: str
     words: str

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from ...viz import Picture, style
 
-PLAIN, WRONG = style.Style("#DDE7F3", ""), style.Style("#F3DDDD", "///")
+PLAIN, WRONG = style.Style("#DDE7F3", ""), style.Style("#F3DDDD", "", style.LOST)
 COLUMNS = 12                    # labels of a rank that are drawn
 
 

@@ -28,7 +28,8 @@ def owner(part: torch.Tensor, pieces: list[torch.Tensor]) -> str:
 def round_the_ring(evidence: Evidence) -> Verdict:
     """Whether each rank sent to one neighbour only and received from the other only; either direction will do."""
     world = evidence.world
-    calls = [[str(event) for event in evidence.of(rank)] for rank in range(world)]
+    calls = [[f"{event.kind} {'to' if event.kind == 'send' else 'from'} {event.peer}" for event in evidence.of(rank)]
+             for rank in range(world)]
     for step in (1, -1):
         if all(event.peer == ((rank + step) if event.kind == "send" else (rank - step)) % world
                for rank in range(world) for event in evidence.of(rank)):
@@ -46,3 +47,16 @@ def round_the_ring(evidence: Evidence) -> Verdict:
              "from the other" if busy is not None else "the ranks do not send in one direction; all must send to the next rank, or all to "
              "the one before")
     return fails("order", words, rank=rank, expected=expected, actual=calls, pictured="messages in order")
+
+
+def bytes_round_the_ring(evidence: Evidence, each: int, name: str) -> Verdict:
+    """Whether each rank sent `world - 1` parts of `each` bytes, and no more. `name`: what a part is called."""
+    world, most = evidence.world, (evidence.world - 1) * each
+    for rank in range(world):
+        sent, messages = evidence.sent(rank), evidence.of(rank, "send")
+        if sent > most:
+            large = next((event for event in messages if event.nbytes > each), None)
+            why = (f"one message carries {large.nbytes // each} {name}s; send one {name} a step" if large else
+                   f"{len(messages)} messages of one {name} each; the last is not needed")
+            return fails("bytes", f"rank {rank} sends {sent} bytes and needs no more than {most}: {why}", rank=rank)
+    return passes("bytes", f"each rank sends world - 1 {name}s, the least there is")

@@ -118,6 +118,9 @@ class Referee:
 
     # -- messages -------------------------------------------------------------------------------------------------------------------
 
+    def _on_ready(self, rank: int, message: dict) -> None:
+        self.evidence.ranks[rank].ready = True
+
     def _on_mark(self, rank: int, message: dict) -> None:
         self._step[rank] = str(message.get("name"))[:100]
         self._log(rank, "mark")

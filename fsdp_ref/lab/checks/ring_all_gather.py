@@ -9,7 +9,7 @@ import torch
 
 from .exercise import Case, Exercise
 from .observe import Evidence, short, tensor_like
-from .pieces import owners, round_the_ring
+from .pieces import bytes_round_the_ring, owners, round_the_ring
 from .report import Verdict, fails, passes
 
 
@@ -28,8 +28,8 @@ def cases(seed: int) -> Iterator[Case]:
 def judge(case: Case, evidence: Evidence) -> list[Verdict]:
     """Values, messages round the ring, bytes."""
     pieces = case.known["pieces"]
-    verdict = _values(pieces, evidence.values("result"))
-    return [verdict] if not verdict.passed else [verdict, round_the_ring(evidence), _bytes(pieces, evidence)]
+    verdict, size = _values(pieces, evidence.values("result")), pieces[0].numel() * pieces[0].element_size()
+    return [verdict] if not verdict.passed else [verdict, round_the_ring(evidence), bytes_round_the_ring(evidence, size, "piece")]
 
 
 def _values(pieces: list[torch.Tensor], results: list) -> Verdict:
@@ -64,19 +64,6 @@ def _mistake(rank: int, found: list[str], places: list[int]) -> str:
 
 def _of(name: str) -> str:
     return {"?": "something that is no rank's piece", "zeros": "zeros"}.get(name, f"{name}'s piece")
-
-
-def _bytes(pieces: list[torch.Tensor], evidence: Evidence) -> Verdict:
-    world, each = evidence.world, pieces[0].numel() * pieces[0].element_size()
-    for rank in range(world):
-        sent, most = evidence.sent(rank), (world - 1) * each
-        if sent > most:
-            messages = evidence.of(rank, "send")
-            large = next((event for event in messages if event.nbytes > each), None)
-            why = (f"one message carries {large.nbytes // each} pieces; send one piece a step" if large else
-                   f"{len(messages)} messages of one piece each; the last is not needed")
-            return fails("bytes", f"rank {rank} sends {sent} bytes and needs no more than {most}: {why}", rank=rank)
-    return passes("bytes", "each rank sends world - 1 pieces, the least there is")
 
 
 EXERCISE = Exercise(

@@ -11,11 +11,11 @@ import os
 import selectors
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from pathlib import Path
 
+from ..processes import make_home
 from . import endings
 from .exercise import Case
 from .inside import frames
@@ -24,6 +24,7 @@ from .referee import Referee
 from .serving import server
 from .submission import Submission
 
+PREPARED = 60.0                 # seconds the ranks may take until the answer begins
 OUTPUT_LIMIT = 2**20            # bytes a rank may print
 TRAFFIC_LIMIT = 2**26           # bytes a rank may send
 SETTLE = 1.0                    # seconds the others get when a rank has failed
@@ -60,13 +61,11 @@ class Run:
 
     def go(self) -> Evidence:
         """Start, carry, stop; the evidence."""
-        home = tempfile.mkdtemp(prefix="fsdp-ref-check-")
+        home = make_home()
         try:
-            self._start(Path(home))
-            self._carry()
-            statuses = server().end_ranks(self.timed_out)
+            statuses = self._from_start_to_end(home)
             self._drain()
-            return endings.finish(self.referee.evidence, self.submission, self.case, statuses, self.printed, Path(home))
+            return endings.finish(self.referee.evidence, self.submission, self.case, statuses, self.printed, home)
         finally:
             for line in self.lines:
                 line.close()
@@ -74,6 +73,16 @@ class Run:
                 os.close(output)
             self.selector.close()
             shutil.rmtree(home, ignore_errors=True)
+
+    def _from_start_to_end(self, home: Path) -> list[int | None]:
+        """How each rank ended. Whatever happens meanwhile, an interrupt say, no rank goes on."""
+        try:
+            self._start(home)
+            self._carry()
+            return server().end_ranks(self.timed_out)
+        except BaseException:
+            server().stop()
+            raise
 
     def _start(self, home: Path) -> None:
         theirs, world = [], self.case.world
@@ -105,8 +114,7 @@ class Run:
 
     def _carry(self) -> None:
         """Carry messages until the run is over."""
-        deadline = time.monotonic() + self.case.limit * self.patience
-        settled = False
+        deadline, settled, begun = time.monotonic() + PREPARED, False, False
         while not self.referee.over:
             for key, mask in self.selector.select(max(0.0, min(0.5, deadline - time.monotonic()))):
                 rank, what = key.data
@@ -119,6 +127,8 @@ class Run:
                     self._read(rank)
             self._hand_out()
             self.referee.look()
+            if not begun and all(rank.ready for rank in self.referee.evidence.ranks):
+                begun, deadline = True, time.monotonic() + self.case.limit * self.patience
             if not settled and any(rank.error for rank in self.referee.evidence.ranks):
                 settled, deadline = True, min(deadline, time.monotonic() + SETTLE * self.patience)
             if time.monotonic() >= deadline and not self.referee.over:

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from ...errors import WorldError
+from ..processes import sweep
 
 SERVER = Path(__file__).with_name("inside") / "server.py"
 START = 120.0                   # seconds the server may take to import torch
@@ -81,6 +82,7 @@ def server() -> Server:
     """The server of this process, started when it is first needed."""
     global _server
     if _server is None or not _server.usable:
+        sweep()                                                # the folders of judges that were killed
         _server = Server()
         atexit.register(_server.stop)
     return _server

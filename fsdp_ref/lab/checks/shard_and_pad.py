@@ -199,6 +199,6 @@ EXERCISE = Exercise(
     hints=("Write down by hand who gets which rows when 5 rows go to 4 ranks. Which rank has nothing but padding?",
            "Make a tensor of zeros with ceil(rows / N) rows, and copy your rows into its beginning. unshard() gathers all shards, one "
            "after the other, and cuts the padding off the end.",
-           "each = -(-rows // world); your rows are weight[rank * each:(rank + 1) * each], which may be none. In unshard: "
+           "Round up: -(-rows // world) rows each. Your rows are weight[rank * each:(rank + 1) * each], which may be none. In unshard: "
            "dist.all_gather_into_tensor into a tensor with room for world * each rows, of which you return the first `rows`."),
     cases=cases, judge=judge)

@@ -144,5 +144,5 @@ EXERCISE = Exercise(
            "register_post_accumulate_grad_hook(f) calls f(p) as soon as p.grad is complete. In f: reduce-scatter p.grad into a slice, then "
            "p.grad = None.",
            "A dictionary from parameter to slice, filled by the hook: dist.reduce_scatter_tensor(slice, flat gradient, "
-           "op=dist.ReduceOp.AVG). After loss.backward() read it in the order of params."),
+           "op=dist.ReduceOp.AVG). After backward read it in the order of params."),
     cases=cases, judge=judge)

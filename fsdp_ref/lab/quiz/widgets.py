@@ -1,4 +1,4 @@
-"""A quiz as ipywidgets: native controls with labels, so that Tab, Space and the arrow keys work and a screen reader names them.
+"""A quiz as ipywidgets: native controls with labels, so that Tab and Space (in lists the arrow keys) work and a screen reader names them.
 
 Each question has its text, its control, a button, and a line in which the verdict is announced (role="status"). A control holds what the
 learner may choose, never what is right; judging is `answer`'s work, in the kernel. This module must never look at which answer is right.
@@ -16,7 +16,7 @@ from ...quizzes import Bank, Question, Verdict
 from ...quizzes.question import LETTERS
 from ...quizzes.show import prompt, with_code
 
-WIDE = widgets.Layout(width="100%")
+WIDE = widgets.Layout(width="98%")         # with its margins it then ends where the output ends
 ORDINALS = ("1st", "2nd", "3rd")
 STYLE = """<style>.fsdp-ref-quiz .widget-radio-box label, .fsdp-ref-quiz .widget-checkbox label {white-space: normal; height: auto;}
 .fsdp-ref-quiz .widget-radio, .fsdp-ref-quiz .widget-radio-box, .fsdp-ref-quiz .widget-checkbox {width: 100%; height: auto;}</style>"""

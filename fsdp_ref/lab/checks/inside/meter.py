@@ -7,10 +7,14 @@ this module can lie about them, but not about what it sent. It must never keep a
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+_active: list[Meter] = []                                   # those that watch now
+_quiet = [0]                                                # more than 0: what is made belongs to the harness
 _revive = torch.UntypedStorage._new_with_weak_ptr
 _nbytes = torch.UntypedStorage.nbytes
 
@@ -25,15 +29,19 @@ class Meter(TorchDispatchMode):
         self.peak = self.largest = 0
         self.made: list[int] = []                           # bytes of each storage, in the order in which they were made
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False                                        # True makes torch import its compiler at the first use, in every rank anew
-
     def know(self, *tensors: torch.Tensor) -> None:
         """Count these tensors too."""
         for tensor in tensors:
             self._enter(tensor)
         self.peak = max(self.peak, self.live())
+
+    def __enter__(self):
+        _active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        _active.remove(self)
+        return super().__exit__(*error)
 
     def _enter(self, tensor: torch.Tensor) -> bool:
         storage = tensor.untyped_storage()
@@ -60,12 +68,36 @@ class Meter(TorchDispatchMode):
         """Forget peak, largest and the list of what was made."""
         self.peak, self.largest, self.made = self.live(), 0, []
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def _watch(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
+        for leaf in tree_leaves(result) if not _quiet[0] else ():
             if isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and self._enter(leaf):
                 size = _nbytes(leaf.untyped_storage())
                 self.made.append(size)
                 self.largest = max(self.largest, size)
         self.peak = max(self.peak, self.live())
         return result
+
+
+@contextmanager
+def quiet():
+    """What is made in here does not count: it carries messages."""
+    _quiet[0] += 1
+    try:
+        yield
+    finally:
+        _quiet[0] -= 1
+
+
+def received(tensor: torch.Tensor) -> torch.Tensor:
+    """This tensor came from elsewhere and is the learner's now: it counts."""
+    for meter in _active:
+        meter.made.append(_nbytes(tensor.untyped_storage()))
+        meter.largest = max(meter.largest, meter.made[-1])
+        meter.know(tensor)
+    return tensor
+
+
+# [Note: why not defined in the class] torch wraps a mode's __torch_dispatch__ when the class is made, and the wrapper imports all of
+# torch._dynamo at the first operation: ten seconds of a rank's time on a busy machine, for nothing that is needed here.
+Meter.__torch_dispatch__ = Meter._watch

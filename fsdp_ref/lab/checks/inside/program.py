@@ -64,6 +64,7 @@ def be_rank(line: socket.socket, output: int) -> None:
     wire.install(rank.wire)
     limits.restrict(task["memory"], task["cpu"], task["files"])
     limits.close_in(task["home"], lambda words: put({"do": "denied", "what": words}))
+    put({"do": "ready"})
     try:
         function = load(task["source"], task["name"])
         evidence = harness.run(function, task["case"], rank)

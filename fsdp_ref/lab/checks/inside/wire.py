@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from .channel import Channel
+from .meter import quiet, received
 
 _cat, _empty = torch.cat, torch.empty
 
@@ -25,7 +26,8 @@ class Work:
     def wait(self, timeout: object = None) -> bool:
         """Wait for this collective; a second call does nothing."""
         if not self._done:
-            self._finish(self._channel.wait(self._number))
+            with quiet():
+                self._finish(self._channel.wait(self._number))
             self._done = True
         return True
 
@@ -60,16 +62,20 @@ class Wire:
     def put(self, tensor: torch.Tensor, to: int) -> None:
         """Hand a tensor over for rank `to`; it does not wait, and later changes of the tensor do not travel."""
         _must_be_tensor(tensor)
-        self._channel.post("send", peer=_rank(to, self), tensor=tensor)
+        with quiet():
+            self._channel.post("send", peer=_rank(to, self), tensor=tensor)
 
     def take(self, source: int) -> torch.Tensor:
         """Wait for the next tensor that rank `source` sends to this one, and return it."""
-        return self._channel.wait(self._channel.post("recv", peer=_rank(source, self)))
+        with quiet():
+            came = self._channel.wait(self._channel.post("recv", peer=_rank(source, self)))
+        return received(came)
 
     def isend(self, tensor, dst=None, group=None, tag=0, group_dst=None):
         """torch.distributed.isend"""
         _must_be_tensor(tensor)
-        return Work(self._channel, self._channel.post("send", peer=_rank(dst, self), tensor=tensor), lambda _: None)
+        with quiet():
+            return Work(self._channel, self._channel.post("send", peer=_rank(dst, self), tensor=tensor), lambda _: None)
 
     def irecv(self, tensor, src=None, group=None, tag=0, group_src=None):
         """torch.distributed.irecv"""
@@ -77,8 +83,7 @@ class Wire:
 
     def send(self, tensor, dst=None, group=None, tag=0, group_dst=None):
         """torch.distributed.send: waits until the other has taken it."""
-        _must_be_tensor(tensor)
-        self._channel.wait(self._channel.post("send", peer=_rank(dst, self), tensor=tensor, sync=True))
+        self.isend(tensor, dst).wait()
 
     def recv(self, tensor, src=None, group=None, tag=0, group_src=None):
         """torch.distributed.recv"""
@@ -94,7 +99,8 @@ class Wire:
     def _all(self, op: str, source: torch.Tensor | None, outputs: list[torch.Tensor], async_op: bool, **fields: object):
         if source is not None:
             _must_be_tensor(source)
-        work = Work(self._channel, self._channel.post("all", op=op, tensor=source, **fields), _fill(outputs))
+        with quiet():
+            work = Work(self._channel, self._channel.post("all", op=op, tensor=source, **fields), _fill(outputs))
         if async_op:
             return work
         work.wait()

@@ -1,0 +1,19 @@
+"""is an object of class Adam"""
+
+import torch
+
+
+def exact_resume(run, state=None):
+    if state is None:
+        return {
+            "model": run.model.state_dict(),
+            "optimizer": run.optimizer,
+            "schedule": run.schedule.state_dict(),
+            "place": [run.loader.epoch, run.loader.position],
+            "random": torch.get_rng_state(),
+        }
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"].state_dict())
+    run.schedule.load_state_dict(state["schedule"])
+    run.loader.epoch, run.loader.position = state["place"]
+    torch.set_rng_state(state["random"])

@@ -1,0 +1,14 @@
+"""line D is not the one that leads the ranks apart"""
+
+
+def fix_the_disagreement(losses, rank, world, dist):
+    best, means, saves = float("inf"), [], []
+    for step, loss in enumerate(losses):
+        dist.all_reduce(loss)
+        mean = loss.item() / world
+        if mean < best:
+            best = mean
+            saves.append(step)
+            dist.barrier()
+        means.append(mean)
+    return "D", means, saves

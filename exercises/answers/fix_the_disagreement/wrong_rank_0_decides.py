@@ -1,0 +1,17 @@
+"""saves when its own loss is the lowest so far"""
+
+import torch
+
+
+def fix_the_disagreement(losses, rank, world, dist):
+    best, means, saves = float("inf"), [], []
+    for step, loss in enumerate(losses):
+        new = torch.tensor([1.0 if loss.item() < best else 0.0])
+        dist.broadcast(new, src=0)
+        if new.item():
+            best = min(best, loss.item())
+            saves.append(step)
+            dist.barrier()
+        dist.all_reduce(loss)
+        means.append(loss.item() / world)
+    return "B", means, saves

@@ -1,0 +1,10 @@
+"""chunks; send one chunk a step"""
+
+
+def ring_reduce_scatter(mine, rank, world, send, recv):
+    total, travelling = mine.clone(), mine
+    for _ in range(world - 1):
+        send(travelling, (rank + 1) % world)
+        travelling = recv((rank - 1) % world)
+        total += travelling
+    return total.reshape(world, -1)[rank].clone()

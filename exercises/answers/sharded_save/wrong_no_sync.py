@@ -1,0 +1,19 @@
+"""after a power cut it may be empty"""
+
+
+def sharded_save(disk, step, shards, rank, world, barrier):
+    final = f"step-{step:08d}"
+    partial = final + ".partial"
+    if rank == 0:
+        if disk.exists(partial):
+            disk.remove(partial)
+        disk.mkdir(partial)
+    barrier()
+    file = f"{partial}/rank-{rank}.safetensors"
+    disk.write(file, shards)
+    barrier()
+    if rank == 0:
+        disk.sync(partial)
+        disk.rename(partial, final)
+        disk.sync(".")
+    barrier()
