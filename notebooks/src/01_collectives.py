@@ -304,6 +304,9 @@ for kib in (1, 64, 1024, 4096):
 check("ring_all_gather")
 
 # %%
+check("ring_reduce_scatter")
+
+# %%
 ask("01")
 
 # %%

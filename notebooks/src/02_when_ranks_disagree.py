@@ -25,7 +25,7 @@
 # a cell in every rank; `lab.run(f)` calls `f` in every rank and returns the results in rank order.)
 
 # %%
-from fsdp_ref.lab import RanksFailed, ask, changed, predict, read, start
+from fsdp_ref.lab import RanksFailed, ask, changed, check, predict, read, start
 
 lab = start(ranks=2, timeout=4, limit=30)
 
@@ -315,8 +315,9 @@ read("fingerprint.py", "compare")
 #
 # A training loop with a mistake: [name the line and mend it](../exercises/release/fix_the_disagreement.ipynb). The grader asks for the
 # culprit first, and for the cure second.
-#
-# <!-- TODO-MERGE: check("fix_the_disagreement") -->
+
+# %%
+check("fix_the_disagreement")
 
 # %%
 ask("02")

@@ -24,7 +24,7 @@
 # to when. The engine writes it while `record()` is on; with `activations=True` also what autograd saves.
 
 # %%
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=2, limit=60)
 
@@ -277,8 +277,9 @@ read("placements.py", "Placements.bytes_per_parameter")
 # ## Check
 #
 # Write the table as a function, for any stage and any dtypes: [bytes per parameter](../exercises/release/bytes_per_parameter.ipynb).
-#
-# <!-- TODO-MERGE: check("bytes_per_parameter") -->
+
+# %%
+check("bytes_per_parameter")
 
 # %%
 ask("03")

@@ -25,7 +25,7 @@
 # `fsdp_ref` are there, and returns the results in rank order.)
 
 # %%
-from fsdp_ref.lab import ask, changed, predict, read, start
+from fsdp_ref.lab import ask, changed, check, predict, read, start
 
 lab = start(ranks=2, limit=60)
 
@@ -345,8 +345,12 @@ for counts in ([4, 4], [5, 3], [5, 1], [32, 1]):
 #
 # Two exercises: [average with unequal token counts](../exercises/release/unequal_tokens.ipynb), and
 # [put gradients into buckets](../exercises/release/ddp_buckets.ipynb).
-#
-# <!-- TODO-MERGE: check("unequal_tokens") -->
+
+# %%
+check("unequal_tokens")
+
+# %%
+check("ddp_buckets")
 
 # %%
 ask("04")

@@ -12,7 +12,6 @@ from tests.notebooks.rules import EXERCISES, RELEASED, ROOT, to_come
 COURSE = ["00_meet_the_ranks", "01_collectives", "02_when_ranks_disagree", "03_the_memory_ledger", "04_data_parallel_from_scratch",
           "05_zero1_and_zero2", "06_flatten_shard_pad", "07_fsdp_forward", "08_fsdp_backward", "09_optimizer_clip_accumulate_precision",
           "10_overlap_and_prefetch", "11_checkpoint_and_resume", "12_the_real_thing"]
-NOT_YET = {"11_checkpoint_and_resume"}            # notebooks that are still being written; empty when the course is complete
 NOTEBOOKS = ROOT / "notebooks"
 MAP = (NOTEBOOKS / "README.md").read_text()
 LINKS = sorted(set(re.findall(r"\]\(([^)#]+)\)", MAP)))
@@ -27,8 +26,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_notebook_is_there_in_order():
     assert [re.search(r"\((\w+)\.ipynb\)", row[0])[1] for row in rows("In order")] == COURSE
-    assert {name for name in COURSE if not (NOTEBOOKS / f"{name}.ipynb").exists()} <= NOT_YET
-    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} <= set(COURSE)
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == set(COURSE)
 
 
 def test_every_exercise_stands_with_its_notebook():
@@ -62,8 +60,6 @@ def test_every_misconception_is_there_and_refuted_in_a_notebook():
 def test_links_lead_somewhere(link):
     if link.startswith(RELEASED) and Path(link).stem in to_come():
         pytest.skip("this exercise is not there yet")
-    if link.removesuffix(".ipynb") in NOT_YET:
-        return
     assert (NOTEBOOKS / link).exists()
 
 
