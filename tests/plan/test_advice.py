@@ -161,7 +161,7 @@ def test_megatrons_and_llamas_figures():
     (lambda: advise("gpt2", Cluster(machine("h100"), 8), 8, gpus=4), "gpus belong into the Cluster"),
     (lambda: Cluster(machine("h100"), 8, price=-1), "price is -1"),
     (lambda: interval(0, 10), "save is 0"),
-], ids=str)
+], ids=lambda value: value if isinstance(value, str) else "")
 def test_bad_input_is_one_clear_error(call, words):
     with pytest.raises(ConfigError, match=words):
         call()

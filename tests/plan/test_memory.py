@@ -182,7 +182,7 @@ class Branches(nn.Linear):
     (lambda: modules.describe(Branches(2, 2), (torch.ones(2, 2),)), "Branches cannot run without data"),
     (lambda: memory(nn.Linear(2, 2), gpus=2, tensor=2), "is a module, and only data parallelism of modules"),
     (lambda: Architecture("x", 1, 10, 3, 1, 1, 1), "dim 10 cannot be cut into 3 equal heads"),
-], ids=str)
+], ids=lambda value: value if isinstance(value, str) else "")
 def test_bad_input_is_one_clear_error(call, words):
     with pytest.raises(ConfigError) as caught:
         call()
