@@ -3,7 +3,7 @@
     memory(model, ...)        what one rank holds, term by term (footprint.py)
     simulate(model, ...)      one step of the engine itself on any number of ranks, with times from a cost model (simulator.py)
     step_time(model, ...)     how long a step takes, from formulas (speed.py, network.py, hardware.toml)
-    schedule, partition       pipelines: orders of work as data, a model cut into stages (pipeline.py, partition.py)
+    schedule, partition       pipelines: orders of work as data, a model cut into stages (pipeline.py, stages.py)
     advise(model, cluster)    the strategies that fit, ranked, each with its reason (advice.py)
 
 Every figure is a sum of named terms, and what is left out is named beside it. Figures about hardware and published runs are data with
@@ -17,14 +17,14 @@ _HOMES = {
     "advice": ["Advice", "advise"],
     "architecture": ["Architecture"],
     "candidates": ["Cluster"],
+    "controls": ["sliders"],
     "footprint": ["Footprint", "memory"],
     "hardware": ["Machine", "machine"],
-    "partition": ["partition"],
     "pipeline": ["schedule"],
     "presets": ["preset"],
     "simulator": ["simulate"],
-    "sliders": ["sliders"],
     "speed": ["Timing", "step_time"],
+    "stages": ["partition"],
     "strategy": ["Dtypes", "Strategy"],
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -177,7 +177,7 @@ def cut(argv: list[str]) -> int:
     p.add_argument("--memory-weight", type=float, default=0.2, metavar="X", help="0 balances time, 1 memory (default 0.2)")
     p.add_argument("--gpu", metavar="NAME", help="whose memory each stage must fit")
     args = p.parse_args(argv)
-    from .partition import partition
+    from .stages import partition
     capacity = machine(args.gpu).memory if args.gpu else None
     print(partition(args.model, args.stages, memory_weight=args.memory_weight, capacity=capacity))
     return 0

@@ -260,7 +260,7 @@ print(memory("llama2-7b", gpus=8, stage="zero3", recompute="full"))
 # moves. (They need a running notebook.)
 
 # %%
-from fsdp_ref.plan.sliders import sliders
+from fsdp_ref.plan import sliders
 
 sliders("llama2-7b")
 

@@ -1,11 +1,12 @@
 """`fsdp-ref plan` and its actions, as a user types them; sliders move a pure function."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from fsdp_ref import cli
-from fsdp_ref.plan import sliders
+from fsdp_ref.plan import controls as panel
 
 
 def told(capsys, *argv):
@@ -66,12 +67,12 @@ def test_validate_fails_when_a_figure_does(capsys, monkeypatch):
 
 
 def test_a_slider_is_answered_with_text_whatever_it_says():
-    assert "MFU" in sliders.answer("llama3.1-405b", gpus=16384, tensor=8, pipeline=16, micro_batches=16)
-    assert "not possible: " in sliders.answer("gpt2", gpus=8, tensor=8) and "DOES NOT FIT" in sliders.answer("llama3.1-70b")
+    assert "MFU" in panel.answer("llama3.1-405b", gpus=16384, tensor=8, pipeline=16, micro_batches=16)
+    assert "not possible: " in panel.answer("gpt2", gpus=8, tensor=8) and "DOES NOT FIT" in panel.answer("llama3.1-70b")
 
 
 def test_widgets_show_the_same_answer_and_follow():
-    box = sliders.sliders("gpt2", "a100", 4)
+    box = panel.sliders("gpt2", "a100", 4)
     *controls, shown = box.children
     assert "fits" in shown.value and "gpt2" in shown.value
     by_name = {control.description: control for control in controls}
@@ -83,4 +84,11 @@ def test_widgets_show_the_same_answer_and_follow():
 
 def test_without_widgets_the_text_stands(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
-    assert sliders.sliders("gpt2", "a100", 4) is None and "what one rank holds" in capsys.readouterr().out
+    assert panel.sliders("gpt2", "a100", 4) is None and "what one rank holds" in capsys.readouterr().out
+
+
+def test_every_name_of_the_planner_is_what_it_says_whatever_was_imported_before():
+    """A module of the same name would take a function's place as soon as it is imported."""
+    import fsdp_ref.plan as plan
+    names = {path.stem for path in Path(plan.__file__).parent.glob("*.py")}
+    assert not names & set(plan.__all__)

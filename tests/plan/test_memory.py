@@ -203,6 +203,6 @@ def test_every_preset_says_where_it_comes_from():
 def test_examples_in_docstrings_are_true():
     import doctest
 
-    from fsdp_ref.plan import checks, partition, quantities
-    for part in (checks, partition, quantities):
+    from fsdp_ref.plan import checks, quantities, stages
+    for part in (checks, quantities, stages):
         assert doctest.testmod(part).failed == 0 < doctest.testmod(part).attempted, part.__name__

@@ -12,8 +12,8 @@ from torch import nn
 from fsdp_ref.errors import ConfigError
 from fsdp_ref.models import GPT, GPTConfig
 from fsdp_ref.plan.activations import in_flight
-from fsdp_ref.plan.partition import Node, balance, partition
 from fsdp_ref.plan.pipeline import Op, run, schedule
+from fsdp_ref.plan.stages import Node, balance, partition
 from fsdp_ref.plan.strategy import Strategy
 
 SHAPES = [(1, 3), (2, 2), (4, 8), (8, 24), (3, 9)]
