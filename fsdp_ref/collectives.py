@@ -114,7 +114,7 @@ def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, *,
 def broadcast(tensor: torch.Tensor, group: dist.ProcessGroup, label: Label, source: int = 0) -> None:
     """Everyone's `tensor` becomes that of rank `source` of the group; returns when it has."""
     _issue(Lane.OTHER, lambda: dist.broadcast(tensor, group_src=source, group=group, async_op=True), None,
-           tensor, (tensor,), group, label, None, "broadcast").wait()
+           tensor, (tensor,), group, label, None, f"broadcast from {source}").wait()
 
 
 def gather_json(value: object, group: dist.ProcessGroup | None = None, label: Label = CONTROL) -> list:
