@@ -61,7 +61,8 @@ WRONG = [(_swapped, r"all-reduce of a in step \(avg\), 2 x float32, at line \d+ 
                     "of test_fingerprint.py, in _swapped, .*; rank 1: .*takes its calls in another order"),
          (_unequal, "another number of elements: . and ."), (_retyped, "another dtype: "), (_summed, "another reduction: "),
          (_twice, r"rank 1 made its last call a second time; line \d+ stands under `if rank == 1`"),
-         (_other_operation, "rank 1: broadcast from 0 of a"), (_other_root, "ranks 0 and 2: broadcast from 0 of a.*rank 1: broadcast from 1 of a")]
+         (_other_operation, "rank 1: broadcast from 0 of a"),
+         (_other_root, "ranks 0 and 2: broadcast from 0 of a.*rank 1: broadcast from 1 of a")]
 
 
 def _told(rank, world, program, route):
