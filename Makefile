@@ -1,7 +1,7 @@
 # make lab                        JupyterLab with the notebooks (makes .venv the first time)
 # make lab PORT=8890 BROWSER=no   the same, served on a port of your choice, without opening a browser
 # make test                       everything: ruff, pytest, the notebooks
-# make test-fast                  what takes under two minutes
+# make test-fast                  what takes a few minutes
 # make notebooks                  build notebooks/*.ipynb from notebooks/src/*.py, executed
 # make clean                      remove .venv and whatever was built
 #
@@ -40,7 +40,7 @@ test: $(VENV)/.test
 
 test-fast: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "not slow" tests
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" tests
 
 notebooks: $(VENV)/.test
 	$(BIN)/python notebooks/build.py

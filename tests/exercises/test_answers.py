@@ -12,6 +12,7 @@ from fsdp_ref.lab.checks.judging import examine
 
 from .answers import ROOT, answers, solution
 
+pytestmark = pytest.mark.slow            # a run on fresh ranks each, 300 in all
 SEED = 7
 WRONG = answers("wrong")
 RIGHT = [*map(solution, IDS), *answers("other")]

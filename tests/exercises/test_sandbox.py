@@ -16,6 +16,7 @@ from fsdp_ref.lab.checks.sandbox import run
 
 from .answers import ROOT, solution
 
+pytestmark = pytest.mark.slow
 NAME = "ring_all_gather"
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's walls are Linux's")
 PIECES = [{"mine": piece} for piece in ([1.0, 2.0], [3.0, 4.0])]
