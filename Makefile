@@ -10,8 +10,10 @@
 PYTHON  ?= python3
 BROWSER ?= yes
 PORT    ?=
-# Test files run side by side: most of them wait, for ranks to start or for a time limit.
+# Test files run side by side: most of them wait, for ranks to start or for a time limit. Those in ALONE kill, time and limit
+# what they start, so nothing else runs beside them.
 WORKERS ?= 2
+ALONE   := tests/bench tests/browser tests/lab tests/train
 VENV    ?= .venv
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet install --constraint constraints.txt
@@ -36,7 +38,10 @@ lab: $(VENV)/.lab
 
 test: $(VENV)/.test
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-cell-timeout=120 tests notebooks
+	@status=0; set -x; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --nbval-lax --nbval-cell-timeout=120 tests notebooks $(addprefix --ignore=,$(ALONE)) || status=1; \
+	$(BIN)/python -m pytest $(ALONE) || status=1; \
+	exit $$status
 
 test-fast: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """The commands a newcomer types: what make would do, and what it says where it cannot."""
 
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -53,7 +54,10 @@ def test_second_call_installs_nothing(tmp_path):
 def test_test_runs_everything(tmp_path):
     text = plan(tmp_path, "test")
     assert "ruff check" in text
-    assert "-m pytest -n 2 --dist loadfile --nbval-lax --nbval-cell-timeout=120 tests notebooks" in text
+    assert "-m pytest -n 2 --dist loadfile --nbval-lax --nbval-cell-timeout=120 tests notebooks --ignore=tests/" in text
+    apart = set(re.findall(r"--ignore=(\S+)", text))
+    assert apart == set(re.search(r"-m pytest ((?:tests/\w+ ?)+)", text)[1].split()), "what is left out of the first run is in the second"
+    assert all((ROOT / folder).is_dir() for folder in apart)
     assert "-n 0 " in plan(tmp_path, "test", "WORKERS=0")
     assert "[test]" in text
     assert '-m "not slow"' in plan(tmp_path, "test-fast")
