@@ -11,8 +11,17 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from fsdp_ref import DDP, ZERO1, ZERO2, ZERO3, collectives, data_parallel, ledger, models
 from fsdp_ref.ledger import Category
 from fsdp_ref.placements import Placement
+from tests.ranks import RankPool
 
 BOUND = 0.01            # of the peak: the two may see it at another operation
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Processes of this file's own: MemTracker never lets go of the models it has tracked, and other tests count what is there."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
 
 
 def one_step(model, optimizer):
@@ -25,7 +34,7 @@ def one_step(model, optimizer):
 def both(rank, size, placements):
     """The ledger's peak and what it is made of; MemTracker's peak total and its share of temporary memory; bytes."""
     torch.manual_seed(0)
-    with ledger.record() as earlier:                            # MemTracker never lets go of the models it has tracked
+    with ledger.record() as earlier:                            # what MemTracker kept of the models before
         pass
     with collectives.route("library"):
         model = data_parallel(models.GPT(models.GPTConfig(dim=64, layers=4, context=32)), placements)
