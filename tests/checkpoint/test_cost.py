@@ -13,6 +13,7 @@ from fsdp_ref.checkpoint import files, layout
 from fsdp_ref.checkpoint.verify import divide
 from fsdp_ref.engine import fully_shard
 from fsdp_ref.errors import CheckpointError
+from tests.ranks import RankPool
 
 from . import crashing, support
 
@@ -26,6 +27,14 @@ def build(seed: int, size: int) -> nn.Module:
                              + [torch.full((size * 1024, 6 * 1024), float(seed))])
     fully_shard(model)
     return model
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    """Fresh processes: memory that another test freed, and the system still counts as theirs, would be used instead of new."""
+    pool = RankPool(2)
+    yield pool
+    pool.close()
 
 
 def peak_of(work) -> float:
