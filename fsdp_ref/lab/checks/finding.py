@@ -14,6 +14,9 @@ import torch
 from .exercise import Case
 from .observe import Evidence
 from .report import Labels, Verdict
+from .words import bound
+
+TERMS = 16              # numbers added up, as `words.bound` counts them
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,11 @@ def _sentence(finding: Finding) -> str:
     return finding.words if finding.rank is None else f"rank {finding.rank}: {finding.words}"
 
 
-def close(got: torch.Tensor, right: torch.Tensor, units: float = 64) -> bool:
-    """Equal within `units` roundings of the dtype, relative to the largest value: the same arithmetic in another order passes."""
+def close(got: torch.Tensor, right: torch.Tensor) -> bool:
+    """Equal but for the rounding of TERMS sums: the same arithmetic in another order passes."""
     if got.shape != right.shape or got.dtype != right.dtype:
         return False
-    return bool(torch.isfinite(got).all()) and largest(got, right) <= bound(right, units)
-
-
-def bound(right: torch.Tensor, units: float = 64) -> float:
-    """The difference that `close` allows."""
-    scale = float(right.abs().max()) if right.numel() else 0.0
-    return units * torch.finfo(right.dtype).eps * max(scale, 1e-3)
+    return bool(torch.isfinite(got).all()) and largest(got, right) <= bound(right, TERMS)
 
 
 def largest(got: torch.Tensor, right: torch.Tensor) -> float:
@@ -95,4 +92,4 @@ def ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:
     if got.shape != right.shape or not right.numel() or not float(right.abs().max()):
         return None
     k = float((got.double() * right.double()).sum() / (right.double() ** 2).sum())
-    return k if largest(got.double(), k * right.double()) <= bound(right) * max(1.0, abs(k)) else None
+    return k if largest(got.double(), k * right.double()) <= bound(right, TERMS) * max(1.0, abs(k)) else None
