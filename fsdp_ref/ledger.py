@@ -143,6 +143,7 @@ _shards: dict[int, list[Shard]] = {}
 _active: Ledger | None = None
 _rank = 0
 _clock: Callable[[], float] = time.perf_counter
+_since = 0                                                  # only what was entered after this token counts
 
 
 def now() -> float:
@@ -151,14 +152,14 @@ def now() -> float:
 
 
 @contextlib.contextmanager
-def timed_by(clock: Callable[[], float]) -> Iterator[None]:
-    """Take the time from `clock` instead: a predicted one (plan/simulator.py)."""
-    global _clock
-    before, _clock = _clock, clock
+def predicted_by(clock: Callable[[], float]) -> Iterator[None]:
+    """Books of a model that is only predicted (plan/simulator.py): the time is `clock`'s, and what this process held before is left out."""
+    global _clock, _since
+    before, _clock, _since = (_clock, _since), clock, next(_tokens)
     try:
         yield
     finally:
-        _clock = before
+        _clock, _since = before
 
 
 def rank() -> int:
@@ -218,7 +219,11 @@ def close_books(tokens: dict[str, int]) -> None:
 
 def live_bytes(category: Category | None = None) -> int:
     """Bytes on the books now, of one category or of all."""
-    return sum(row.bytes for row in _alive.values() if category is None or row.category == category)
+    return sum(row.bytes for row in _held() if category is None or row.category == category)
+
+
+def _held() -> list[Allocation]:
+    return [row for token, row in _alive.items() if token > _since]
 
 
 def add_event(lane: Lane, name: str, unit: str, phase: str, start: float, end: float, nbytes: int = 0,
@@ -257,10 +262,11 @@ def record(*, activations: bool = False, **meta) -> Iterator[Ledger]:
         raise FsdpRefError("a recording is already on in this process; end it before you start another")
     gc.collect()
     begin = now()
-    for row in _alive.values():
+    held = _held()
+    for row in held:
         row.start, row.end = begin, None
-    _active = ledger = Ledger(allocations=[row for row in _alive.values() if row.bytes], start=begin, meta=dict(meta))
-    ledger.shards = [shard for rows in _shards.values() for shard in rows]
+    _active = ledger = Ledger(allocations=[row for row in held if row.bytes], start=begin, meta=dict(meta))
+    ledger.shards = [shard for token, rows in _shards.items() if token > _since for shard in rows]
     figures = allocator.Figures()
     try:
         with _saved_for_backward() if activations else contextlib.nullcontext():

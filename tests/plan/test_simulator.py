@@ -71,6 +71,25 @@ def test_the_same_events_and_bytes_as_real_ranks(ranks, world):
         assert found.peak == peak, name
 
 
+def test_what_this_process_holds_besides_is_no_part_of_the_prediction():
+    """A notebook keeps models of its own; a predicted ledger is the predicted model's alone, and the notebook's books stay as they were."""
+    common = {"costs": Costs(), "inputs": torch.zeros(2, 16, dtype=torch.long), "link": (1e9, 0.0)}
+    alone = simulate(lambda: GPT(CONFIG), 2, **common)
+    token = books.allocate(books.Category.SHARDED_PARAM, "mine", 4096)
+    shards = books.hold_shards([books.Shard(0, "mine", "w", (4, 2), "float32", 0, 4, 4)])
+    try:
+        before = books.live_bytes()
+        beside = simulate(lambda: GPT(CONFIG), 2, **common)
+        assert beside.peak == alone.peak and facts(beside.ledger) == facts(alone.ledger)
+        assert {row.unit for row in beside.ledger.shards} == {row.unit for row in alone.ledger.shards}
+        assert books.live_bytes() >= before >= 4096
+        with books.record() as book:
+            pass
+        assert "mine" in {row.unit for row in book.allocations} & {row.unit for row in book.shards}
+    finally:
+        books.close_books({"rest": token, "shards": shards})
+
+
 def three_layers():
     return nn.Sequential(*(nn.Linear(8, 8, bias=False) for _ in range(3)))
 
