@@ -128,7 +128,7 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
         values = (value for state in optimizer.state.values() for value in state.values())
         tensors = [value for value in values if isinstance(value, torch.Tensor)]
         nbytes = sum(_local(tensor).numel() * tensor.element_size() for tensor in tensors)
-        step.token, step.entries = ledger.allocate(Category.OPTIMIZER, "optimizer", nbytes), len(optimizer.state)
+        step.token, step.entries = ledger.allocate(Category.OPTIMIZER, "optimizer", nbytes, tensors), len(optimizer.state)
         weakref.finalize(optimizer, ledger.free, step.token)
     resident = _units_of(optimizer)
     if resident:                                            # fused steps write without telling the version counters

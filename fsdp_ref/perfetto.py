@@ -32,7 +32,7 @@ from .errors import FsdpRefError
 from .rows import Allocation, Category, Event, Lane, meeting
 
 if TYPE_CHECKING:
-    from .ledger import Ledger
+    from .recorded import Ledger
 
 FIRST_PREDICTED = 1000
 LANES = [*Lane, "marks"]

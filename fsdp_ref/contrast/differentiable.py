@@ -115,7 +115,7 @@ class RowShard:
         """(all rows, ...), this rank's gradient -> (own rows, ...), the mean. `grad` may be autograd's, so it is copied, and padded."""
         mine = grad.new_empty(self.chunk, *self.shape[1:])
         book_while_alive(Category.SHARDED_GRAD, self.name, mine)
-        token = ledger.allocate(Category.UNSHARDED_GRAD, self.name, grad.nbytes)
+        token = ledger.allocate(Category.UNSHARDED_GRAD, self.name, grad.nbytes, (grad,))
         with _booked(Category.REDUCE_SCATTER, self.name, grad.new_zeros(self.size * self.chunk, *self.shape[1:])) as padded:
             padded[: self.shape[0]] = grad
             if padded.numel():
@@ -168,7 +168,7 @@ def _time_backward(grad: torch.Tensor) -> None:
 
 @contextlib.contextmanager
 def _booked(category: Category, name: str, buffer: torch.Tensor) -> Iterator[torch.Tensor]:
-    token = ledger.allocate(category, name, buffer.nbytes)
+    token = ledger.allocate(category, name, buffer.nbytes, (buffer,))
     try:
         yield buffer
     finally:

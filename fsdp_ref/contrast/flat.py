@@ -168,7 +168,7 @@ class FlatUnit:
     def post_backward(self, whole: torch.Tensor) -> None:
         """Autograd has joined the gradients of all views: free the weights, then reduce. The mean of this rank's slice is its `.grad`."""
         grad, whole.grad = whole.grad, None                                         # (world size * chunk,), ours to overwrite
-        self._book("joined", Category.REDUCE_SCATTER, grad.numel())
+        self._book("joined", Category.REDUCE_SCATTER, grad.numel(), grad)
         self.end_backward()
         own = torch.empty_like(self.shard, requires_grad=False)                     # (chunk,)
         collectives.reduce_scatter(own, grad, self.group, Label(self.name, "backward")).wait()
@@ -183,11 +183,11 @@ class FlatUnit:
             self._book("grad")
         self.free()
 
-    def _book(self, what: str, category: Category | None = None, elements: int = 0) -> None:
+    def _book(self, what: str, category: Category | None = None, elements: int = 0, *memory: torch.Tensor) -> None:
         """Strike `what` off the ledger's books; enter it anew if there is a category."""
         ledger.free(self.books.pop(what, 0))
         if category is not None:
-            self.books[what] = ledger.allocate(category, self.name, elements * self.shard.element_size())
+            self.books[what] = ledger.allocate(category, self.name, elements * self.shard.element_size(), memory)
 
 
 def _refuse_mixture(unit: str, places: Places) -> None:

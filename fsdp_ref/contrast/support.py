@@ -67,7 +67,7 @@ def hold_shard(unit: str, name: str, param: torch.Tensor, shape: tuple[int, ...]
 def book_while_alive(category: Category, unit: str, tensor: torch.Tensor) -> None:
     """Enter the memory of `tensor` into the ledger until nothing uses it: no view, no autograd node, no `.grad`."""
     storage = tensor.untyped_storage()
-    weakref.finalize(storage, ledger.free, ledger.allocate(category, unit, storage.nbytes()))
+    weakref.finalize(storage, ledger.free, ledger.allocate(category, unit, storage.nbytes(), (tensor,)))
 
 
 def in_backward() -> bool:

@@ -42,7 +42,7 @@ class Gather:
             self.buffer = own if self.size == 1 else torch.empty(self.size * own.numel(), dtype=torch.uint8, device=unit.device)
         self.pending, self.token = None, 0
         if self.size > 1:                                                           # alone: no collective, the shard is the whole
-            self.token = ledger.allocate(Category.ALL_GATHER, unit.name, self.buffer.numel())
+            self.token = ledger.allocate(Category.ALL_GATHER, unit.name, self.buffer.numel(), (self.buffer,))
             weakref.finalize(self, ledger.free, self.token)
             self.pending = collectives.all_gather(self.buffer, own, mesh.group, Label(unit.name, phase), unit.gather_stream)
 

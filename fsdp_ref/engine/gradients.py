@@ -42,9 +42,12 @@ class Gradients:
         return self.unit.sharded and self.unit.placements.gradient is Placement.REPLICATE
 
     def expect(self) -> None:
-        """Backward of this unit begins: from now on whole gradients come into being."""
+        """Backward of this unit begins: from now on whole gradients come into being.
+
+        They are entered now, at once; a recording of temporaries sees each of them come and needs only to be told whose they are.
+        """
         params = [param for param in self.unit.params if param.full is not None]
-        if not self._token and all(param.full.grad is None for param in params):
+        if not self._token and not ledger.sees_results() and all(param.full.grad is None for param in params):
             nbytes = sum(param.full.numel() * param.full.element_size() for param in params if param.full.requires_grad)
             self._token = ledger.allocate(Category.UNSHARDED_GRAD, self.unit.name, nbytes)
 
@@ -54,6 +57,7 @@ class Gradients:
                    or (self.reduce_unused and p.full is not None and p.requires_grad)]
         self.finish()
         pairs = [(param, param.take_gradient()) for param in waiting]
+        ledger.own((grad for _, grad in pairs), Category.UNSHARDED_GRAD, self.unit.name)
         if pairs:
             self.reduction = Reduction(self.unit, pairs)
         self._strike()
@@ -61,9 +65,10 @@ class Gradients:
 
     def keep(self) -> None:
         """A backward without sync is over: accumulate in the dtype of the reduction (torch's rule)."""
-        for param in self.unit.params:
-            if param.full is not None and self.unit.policy.reduce_dtype is not None:
+        for param in (param for param in self.unit.params if param.full is not None):
+            if self.unit.policy.reduce_dtype is not None:
                 param.keep_gradient(self.unit.policy.reduce_dtype)
+            ledger.own((param.full.grad, param.kept), Category.UNSHARDED_GRAD, self.unit.name)
 
     def finish(self) -> None:
         """Wait for the reduction and put its result where the optimizer looks for it."""

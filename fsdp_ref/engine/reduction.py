@@ -135,10 +135,10 @@ class Reduction:
     def _keep_books(self, category: Category, held: torch.Tensor, owner: torch.Tensor) -> None:
         """Enter the memory of `held` into the books for as long as `owner` lives."""
         self._strike()
-        weakref.finalize(owner, ledger.free, ledger.allocate(category, self.unit.name, held.numel() * held.element_size()))
+        weakref.finalize(owner, ledger.free, ledger.allocate(category, self.unit.name, held.nbytes, (held, owner)))
 
     def _enter(self, category: Category, held: torch.Tensor) -> None:
-        self.tokens.append(ledger.allocate(category, self.unit.name, held.numel() * held.element_size()))
+        self.tokens.append(ledger.allocate(category, self.unit.name, held.nbytes, (held,)))
         weakref.finalize(self, ledger.free, self.tokens[-1])                        # also when an exception ends the step before
 
     def _strike(self) -> None:

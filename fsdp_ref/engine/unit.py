@@ -137,7 +137,7 @@ class Unit:
         rows = [ledger.Shard(ledger.rank(), self.name, p.name, tuple(p.shape), str(p.dtype).removeprefix("torch."),
                              p.first, p.rows, p.chunk, p.dim) for p in self.params]
         self._shard_token = self._books["shards"] = ledger.hold_shards(rows)
-        self._enter("rest", Category.SHARDED_PARAM if self.sharded else Category.UNSHARDED_PARAM, nbytes)
+        self._enter("rest", Category.SHARDED_PARAM if self.sharded else Category.UNSHARDED_PARAM, nbytes, self.flat)
 
     def describe(self) -> list[str]:
         """One line for the unit and one a parameter, to be compared with those of the other ranks."""
@@ -185,9 +185,8 @@ class Unit:
             self.gather.finish()
             self.gather = self.kept = None
             self._strike("kept")
-            if self.loose:
-                memories = {id(t): t.untyped_storage().size() for tensors in self.loose.values() for t in tensors}
-                self._enter("loose", Category.UNSHARDED_PARAM, sum(memories.values()))
+            memory = {id(tensor): tensor for tensors in self.loose.values() for tensor in tensors}.values()
+            self._enter("loose", Category.UNSHARDED_PARAM, sum(tensor.untyped_storage().size() for tensor in memory), *memory)
             self._versions = self._shard_versions() if self.resident else None
 
     @outside_transforms
@@ -222,7 +221,7 @@ class Unit:
             piece(kept, start, numel, whole.dtype).copy_(whole[rank * numel : (rank + 1) * numel])
         self.reshard()
         self.kept = kept
-        self._enter("kept", Category.UNSHARDED_PARAM, total)
+        self._enter("kept", Category.UNSHARDED_PARAM, total, kept)
 
     def compute_dtype(self, param: ShardedParam) -> torch.dtype:
         """The dtype a parameter is gathered in and computes with."""
@@ -265,17 +264,17 @@ class Unit:
         storage = self.whole.untyped_storage()
         if storage.size() != nbytes or "whole" not in self._books:
             storage.resize_(nbytes)
-            self._enter("whole", Category.UNSHARDED_PARAM, nbytes)
+            self._enter("whole", Category.UNSHARDED_PARAM, nbytes, self.whole)
 
     def _shard_versions(self) -> list[tuple[int, int]]:
         return [param.version for param in self.params]
 
     # -- books ----------------------------------------------------------------------------------------------------------------
 
-    def _enter(self, what: str, category: Category, nbytes: int) -> None:
+    def _enter(self, what: str, category: Category, nbytes: int, *memory: torch.Tensor) -> None:
         self._strike(what)
         if nbytes:
-            self._books[what] = ledger.allocate(category, self.name, nbytes)
+            self._books[what] = ledger.allocate(category, self.name, nbytes, memory)
 
     def _strike(self, what: str) -> None:
         ledger.free(self._books.pop(what, 0))

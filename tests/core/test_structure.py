@@ -10,15 +10,17 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "placements", "ledger",
-              "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint", "pending", "collectives")
+FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "recorded", "placements",
+              "ledger", "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint", "pending",
+              "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "textfile": ("errors",), "allocator": (), "alignment": (),
     "saved": ("rows",), "ledger_file": ("errors", "rows"),
-    "perfetto": ("errors", "rows", "textfile"),
+    "perfetto": ("errors", "rows", "recorded", "textfile"),
     "placements": ("errors",),
-    "ledger": ("errors", "rows", "clock", "allocator", "saved", "ledger_file", "textfile", "perfetto"),
+    "recorded": ("errors", "rows", "ledger_file", "textfile", "perfetto"),
+    "ledger": ("errors", "rows", "clock", "allocator", "saved", "recorded"),
     "words": (), "catalogue": (), "source": (), "diagnosis": ("catalogue", "words"),
     "witness": ("source",), "farewell": ("errors", "source", "words"), "meeting": ("errors", "words"),
     "world": ("errors", "ledger", "meeting", "witness", "farewell", "source", "words"),
