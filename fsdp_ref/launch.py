@@ -55,7 +55,7 @@ def _start(options: Options, argv: list[str], out: Path) -> int:
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")                      # more threads than cores cost more than they give
     handled = [name for name in SIGNALS if name in ("SIGTERM", "SIGUSR1") or signal.getsignal(getattr(signal, name)) is not signal.SIG_IGN]
-    with tempfile.TemporaryDirectory(prefix="fsdp-ref-train-") as logs:
+    with tempfile.TemporaryDirectory(prefix="fsdp-ref-train-", ignore_cleanup_errors=True) as logs:
         config = LaunchConfig(
             min_nodes=1, max_nodes=1, nproc_per_node=options.ranks, run_id=uuid.uuid4().hex,
             max_restarts=options.max_restarts, monitor_interval=0.1,

@@ -22,6 +22,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -72,7 +73,8 @@ def _processes(ledger: Ledger, first: int, kind: str) -> Iterator[str]:
         name = f"rank {rank:02d} ({kind})"
         rows = [{"ph": "M", "pid": first + rank, "tid": 0, "name": "process_name", "args": {"name": name}},
                 {"ph": "M", "pid": first + rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": first + rank}}]
-        yield _text(rows + _threads(own, first + rank, zero, slices) + _counters(alive[rank], first + rank, zero))
+        slices_of_rank, names = _threads(own, first + rank, zero, slices)
+        yield ",\n".join(filter(None, (_text(rows + names), *slices_of_rank, *_counters(alive[rank], first + rank, zero))))
     yield _text(_flows(slices, first, kind))
 
 
@@ -81,35 +83,40 @@ def _text(rows: list[dict]) -> str:
 
 
 def _ns(moment: float, zero: float) -> int:
-    return max(0, round((moment - zero) * 1e9))
+    return round((moment - zero) * 1e9) if moment > zero else 0
 
 
-def _threads(events: list[Event], pid: int, zero: float, slices: dict[tuple, list[tuple[int, int, int, int]]]) -> list[dict]:
-    """The slices of one rank, and the names of its threads. Slices of collectives are entered in `slices`, for the flows."""
-    rows, open_, used = [], defaultdict(list), {}
-    lane_of = {lane: i for i, lane in enumerate(LANES)}
-    begins = lambda e: e.start if e.on_wire is None else e.on_wire  # noqa: E731
-    for event in sorted(events, key=lambda e: (begins(e), -e.end)):
-        lane = lane_of["marks"] if event.phase == "mark" else lane_of[event.lane]
-        start, end = _ns(begins(event), zero), _ns(event.end, zero)
-        track = _track(open_[lane], start, max(start, end))
+def _threads(events: list[Event], pid: int, zero: float,
+             slices: dict[tuple, list[tuple[int, int, int, int]]]) -> tuple[list[str], list[dict]]:
+    """The slices of one rank, as text (there are many), and the rows that name its threads. Those of collectives go to `slices` as well."""
+    rows, open_, used, quote = [], defaultdict(list), {}, lru_cache(None)(json.dumps)
+    lane_of = {str(lane): i for i, lane in enumerate(LANES)}
+    begun = [(event.start if event.on_wire is None else event.on_wire, -event.end, event) for event in events]
+    for begin, _, event in sorted(begun, key=itemgetter(0, 1)):
+        lane = lane_of["marks" if event.phase == "mark" else event.lane]
+        start, end = _ns(begin, zero), _ns(event.end, zero)
+        end = max(start, end)
+        track = _track(open_[lane], start, end)
         tid = lane + track * len(LANES)
         used[tid] = f"{lane} {LANES[lane]}" + (f" ({track + 1})" if track else "")
-        row = {"ph": "X", "pid": pid, "tid": tid, "ts": start / 1000, "dur": max(0, end - start) / 1000,
-               "name": f"{event.name} {event.unit}".rstrip(), "cat": "mark" if event.phase == "mark" else str(event.lane)}
+        args = ""
         if event.sequence >= 0:
-            row["args"] = {"Collective name": event.name, "Group size": event.group_size, "Seq": event.sequence, "phase": event.phase,
-                           "message bytes": event.bytes, "bytes sent": event.wire_bytes,
-                           "queued us": max(0, start - _ns(event.start, zero)) / 1000}
+            queued = max(0, start - _ns(event.start, zero)) / 1000
+            args = (f', "args": {{"Collective name": {quote(event.name)}, "Group size": {event.group_size}, "Seq": {event.sequence}, '
+                    f'"phase": {quote(event.phase)}, "message bytes": {event.bytes}, "bytes sent": {event.wire_bytes}, '
+                    f'"queued us": {queued}}}')
             slices[meeting(event)].append((start, end, event.rank, tid))
         elif event.phase or event.bytes:
-            row["args"] = {"phase": event.phase, "bytes": event.bytes}
-        rows.append(row)
+            args = f', "args": {{"phase": {quote(event.phase)}, "bytes": {event.bytes}}}'
+        name, category = f"{event.name} {event.unit}".rstrip(), "mark" if event.phase == "mark" else event.lane
+        rows.append(f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {start / 1000}, "dur": {(end - start) / 1000}, "name": {quote(name)}, '
+                    f'"cat": {quote(category)}{args}}}')
+    names = []
     for tid, name in used.items():
-        rows.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}})
         order = tid % len(LANES) * 1000 + tid // len(LANES)
-        rows.append({"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": order}})
-    return rows
+        names += [{"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}},
+                  {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": order}}]
+    return rows, names
 
 
 def _track(tracks: list[list[int]], start: int, end: int) -> int:
@@ -146,14 +153,14 @@ def _flows(slices: dict[tuple, list[tuple[int, int, int, int]]], first: int, kin
     return rows
 
 
-def _counters(rows: list[Allocation], pid: int, zero: float) -> list[dict]:
+def _counters(rows: list[Allocation], pid: int, zero: float) -> Iterator[str]:
     """Bytes alive by category, a line whenever it changes; every line names every series, since they are stacked."""
-    kinds = {row.category for row in rows}
-    alive, found = {str(category): 0 for category in Category if category in kinds}, []
-    changes = [(_ns(row.start, zero), str(row.category), row.bytes) for row in rows]
-    changes += [(_ns(row.end, zero), str(row.category), -row.bytes) for row in rows if row.end is not None]
-    for moment, together in groupby(sorted(changes), key=itemgetter(0)):
+    kinds = {str(row.category) for row in rows}
+    alive = {str(category): 0 for category in Category if str(category) in kinds}
+    changes = [(_ns(row.start, zero), row.category, row.bytes) for row in rows]
+    changes += [(_ns(row.end, zero), row.category, -row.bytes) for row in rows if row.end is not None]
+    for moment, together in groupby(sorted(changes, key=itemgetter(0)), key=itemgetter(0)):
         for _, category, change in together:
             alive[category] += change
-        found.append({"ph": "C", "pid": pid, "tid": 0, "ts": moment / 1000, "name": "memory bytes", "args": alive.copy()})
-    return found
+        series = ", ".join([f'"{category}": {nbytes}' for category, nbytes in alive.items()])
+        yield f'{{"ph": "C", "pid": {pid}, "tid": 0, "ts": {moment / 1000}, "name": "memory bytes", "args": {{{series}}}}}'

@@ -5,12 +5,14 @@ Reads ledgers (and the manifest of a checkpoint), draws, writes; this module mus
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from . import textfile
+from . import textfile, train_run
 from .errors import ConfigError, FsdpRefError
 from .ledger import Ledger
+from .train_options import FIXED
 from .viz import (
     Picture,
     Piece,
@@ -20,6 +22,7 @@ from .viz import (
     memory_by_rank,
     memory_over_step,
     peak_waterfall,
+    resume_strip,
     shard_map,
     step_timeline,
     weight_lifetimes,
@@ -79,12 +82,57 @@ def _plan(ledgers: dict[str, Ledger], runs: dict[str, Path], load_on: int | None
         plan[f"{prefix}lifetimes"] = lambda ledger=ledger: weight_lifetimes(ledger, min(ledger.ranks, default=0))
         if "allocator" in ledger.meta:
             plan[f"{prefix}waterfall"] = lambda ledger=ledger: peak_waterfall(ledger, min(ledger.ranks, default=0))
+        if (runs[name] / train_run.RESUMES).is_file() and train_run.read_log(runs[name], train_run.RESUMES):
+            plan[f"{prefix}resume"] = lambda run=runs[name]: resumed(run, runs.values())
         if (runs[name] / "checkpoints").is_dir():
             plan[f"{prefix}checkpoint"] = lambda run=runs[name]: checkpoint_map(saved_tensors(run / "checkpoints", load_on))
     plan["memory"] = lambda: memory_over_step(ledgers)
     plan["held"] = lambda: held_by_stage(ledgers)
     plan["wire"] = lambda: wire_by_stage(ledgers)
     return plan
+
+
+def resumed(run: Path, runs: Iterable[Path] = ()) -> Picture:
+    """The losses of a run that was resumed: those of the steps that were done twice, or all of them beside one of `runs` that never was
+    and trained with the same options.
+
+    Raises:
+        FsdpRefError: no step was done twice, and none of `runs` is such a run.
+    """
+    resumes = train_run.read_log(run, train_run.RESUMES)
+    last = next((resume for resume in reversed(resumes) if resume["again"]), resumes[-1])
+    losses = _losses(train_run.read_log(run))
+    before = {step: loss for step, loss in losses.items() if step <= last["step"]} | _losses(last["again"])
+    after = {step: loss for step, loss in losses.items() if step > last["step"]}
+    whole = next((_losses(train_run.read_log(other)) for other in runs if other.is_dir() and _left_alone(other, run)), before)
+    if not set(whole) & set(after):
+        raise FsdpRefError(f"{run} went on after step {last['step']} and did no step twice, so there is nothing to compare; draw it with "
+                           "a run of the same options that was left alone: fsdp-ref show RUN OTHER")
+    return resume_strip(whole, before, after, saved=last["step"])
+
+
+def _losses(rows: list[dict]) -> dict[int, float]:
+    """Step -> training loss, exact."""
+    return {row["step"]: float.fromhex(row["loss_hex"]) for row in rows if "loss_hex" in row}
+
+
+def _left_alone(other: Path, run: Path) -> bool:
+    """Whether `other` was never resumed and trained the same model on the same text in the same way, on as many ranks or not."""
+    return (other.resolve() != run.resolve() and not train_run.read_log(other, train_run.RESUMES)
+            and _training(other) == _training(run) is not None)
+
+
+def _training(run: Path) -> list | None:
+    """What the losses of a run depend on, rounding apart; None without a config.json."""
+    path = run / "config.json"
+    if not path.is_file():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        options = config["options"]
+        return [config["text"]["xxh3_128"], *(options[name] for name in (*FIXED, "steps", "batch", "lr", "warmup", "dropout"))]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FsdpRefError(f"cannot read {path} ({error}); draw the run that it stands in alone") from error
 
 
 def saved_tensors(checkpoints: Path, load_on: int | None = None) -> list[SavedTensor]:

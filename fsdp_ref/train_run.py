@@ -2,6 +2,7 @@
 
     RUN/config.json                  the options, the text (with its digest), the versions
     RUN/log.jsonl                    one line a step, in order, each step once
+    RUN/resumes.jsonl                one line a resume: the step it went on after, and the lines of the log that are done again
     RUN/checkpoints/step-00000040/   see fsdp_ref.checkpoint
     RUN/ledger.json                  with --ledger: one recorded step of every rank
 
@@ -25,6 +26,7 @@ from typing import IO
 from .errors import CheckpointError, ConfigError
 
 FORMAT = "fsdp_ref run 1"
+RESUMES = "resumes.jsonl"
 STEP_FOLDER = re.compile(r"step-[0-9]{8,}")
 
 
@@ -169,9 +171,11 @@ class Run:
         self._replace("config.json", text)
 
     def open_log(self, step: int) -> None:
-        """Continue log.jsonl after `step`: later lines, and a last line that a crash cut short, are dropped."""
-        kept = [line for line in read_log(self.path) if line["step"] <= step] if step else []
-        self._replace("log.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
+        """Continue log.jsonl after `step`: later lines go to resumes.jsonl, and a last line that a crash cut short is dropped."""
+        lines = read_log(self.path) if step else []
+        resumes = [*read_log(self.path, RESUMES), {"step": step, "again": [line for line in lines if line["step"] > step]}] if step else []
+        self._replace(RESUMES, "".join(json.dumps(line) + "\n" for line in resumes))
+        self._replace("log.jsonl", "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
         self._log = open(self.path / "log.jsonl", "a", encoding="utf-8")      # noqa: SIM115
 
     def log(self, row: dict) -> None:
@@ -203,13 +207,13 @@ def _cannot_write(path: Path, error: OSError) -> ConfigError:
     return ConfigError(f"cannot write {path} ({error.strerror}); free some space or mend the disk, then go on with --resume auto")
 
 
-def read_log(run: Path) -> list[dict]:
-    """The lines of RUN/log.jsonl; an unfinished last line is left out.
+def read_log(run: Path, name: str = "log.jsonl") -> list[dict]:
+    """The lines of RUN/log.jsonl (or RUN/resumes.jsonl); an unfinished last line is left out.
 
     Raises:
         ConfigError: a line before the last is damaged.
     """
-    path = run / "log.jsonl"
+    path = run / name
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     rows = []
     for number, line in enumerate(lines, start=1):

@@ -92,7 +92,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_one_line_and_it_goes_on_bit_for
     victim = next(p for p in ranks if rank_in(p) == "1")
     victim.kill()
     code, _, err = finish(process)
-    assert code == 3
+    assert code == 3, err
     assert err.count("\n") == 1 and "rank 1 died with signal 9 (SIGKILL)" in err and f"fsdp-ref train --out {run} --resume auto" in err
     assert gone(ranks)
     resume_and_compare(run, reference)

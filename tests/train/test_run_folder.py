@@ -8,7 +8,7 @@ import pytest
 
 from fsdp_ref import train_run
 from fsdp_ref.errors import CheckpointError, ConfigError
-from fsdp_ref.train_run import Run, begin, read_log
+from fsdp_ref.train_run import RESUMES, Run, begin, read_log
 
 
 def a_run(path, *steps, config=True):
@@ -113,10 +113,12 @@ def test_the_log_goes_on_after_the_resumed_step_and_drops_a_torn_line(tmp_path):
     run.log({"step": 6, "loss": 9.0})
     run.close()
     assert [(row["step"], row["loss"]) for row in read_log(tmp_path)] == [*((s, 1 / s) for s in range(1, 6)), (6, 9.0)]
+    (resume,) = read_log(tmp_path, RESUMES)                   # what is done again is kept, to be compared
+    assert resume["step"] == 5 and [(row["step"], row["loss"]) for row in resume["again"]] == [(6, 1 / 6), (7, 1 / 7)]
     run = Run(tmp_path)
     run.open_log(0)                                           # started over
     run.close()
-    assert read_log(tmp_path) == []
+    assert read_log(tmp_path) == read_log(tmp_path, RESUMES) == []
 
 
 def test_a_line_is_in_the_file_when_log_returns(tmp_path):

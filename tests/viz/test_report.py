@@ -1,6 +1,7 @@
 """`fsdp-ref show`: every picture in four forms, one web page that needs nothing else, traces; and what happens with half a ledger."""
 
 import base64
+import json
 import re
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
@@ -10,7 +11,8 @@ import pytest
 from fsdp_ref import cli, viz
 from fsdp_ref.errors import FsdpRefError
 from fsdp_ref.ledger import Ledger
-from fsdp_ref.report import write
+from fsdp_ref.report import resumed, write
+from fsdp_ref.train_run import Run
 from fsdp_ref.viz.page import page
 
 from . import samples, trace_rules
@@ -99,6 +101,59 @@ def test_an_empty_ledger_is_one_clear_error(tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "nothing could be drawn" in error and "record" in error
     assert cli.main(["show", str(tmp_path / "empty.json"), "--out", str(tmp_path / "out"), "--load-on", "0"]) == 2
+
+
+def _a_run(folder, losses, **options):
+    """A run's folder with a ledger and the log of a run that was left alone."""
+    folder.mkdir()
+    samples.zero3(2).save(folder / "ledger.json")
+    options = {"dim": 8, "layers": 1, "heads": 1, "context": 8, "seed": 0, "steps": 4, "batch": 4, "lr": 0.1, "warmup": 0,
+               "dropout": 0.0} | options
+    (folder / "config.json").write_text(json.dumps({"options": options, "text": {"xxh3_128": "ab"}}))
+    run = Run(folder)
+    run.open_log(0)
+    for step, loss in losses.items():
+        run.log({"step": step, "loss_hex": loss.hex()})
+    run.close()
+    return folder
+
+
+def _go_on(folder, after, losses):
+    run = Run(folder)
+    run.open_log(after)
+    for step, loss in losses.items():
+        run.log({"step": step, "loss_hex": loss.hex()})
+    run.close()
+
+
+def test_a_resumed_run_shows_the_steps_that_were_done_twice(tmp_path):
+    run = _a_run(tmp_path / "run", {1: 4.0, 2: 3.0, 3: 2.5})
+    write([run], tmp_path / "alone")
+    assert not (tmp_path / "alone" / "resume.png").exists()
+    _go_on(run, 2, {3: 2.5, 4: 2.25})
+    write([run], tmp_path / "out")
+    assert (tmp_path / "out" / "resume.png").exists()
+    picture = resumed(run)
+    assert picture.title == "Crash after step 3, resumed from step 2" and "bit-equal: yes" in picture.alt.lower()
+    assert [row["difference"] for row in picture.table] == [None, None, 0.0, None]
+
+
+def test_beside_a_run_of_the_same_options_that_was_left_alone(tmp_path):
+    run = _a_run(tmp_path / "run", {1: 4.0, 2: 3.0})
+    _go_on(run, 2, {3: 2.5, 4: 2.0})
+    with pytest.raises(FsdpRefError, match="did no step twice"):
+        resumed(run)
+    twin = _a_run(tmp_path / "twin", {1: 4.0, 2: 3.0, 3: 2.5, 4: 2.25})
+    other = _a_run(tmp_path / "other", {1: 4.0, 2: 3.0, 3: 2.5, 4: 2.0}, lr=0.2)
+    picture = resumed(run, [other, run, twin])
+    assert [row["difference"] for row in picture.table] == [None, None, 0.0, -0.25] and "no, the loss differs by up to 0.25" in picture.alt
+    with pytest.raises(FsdpRefError, match="did no step twice"):
+        resumed(run, [other, run])
+    (twin / "config.json").write_text("{")
+    with pytest.raises(FsdpRefError, match="config.json"):
+        resumed(run, [twin])
+    write([run, twin], tmp_path / "out")
+    assert "Not drawn" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_page_escapes_what_it_is_given():
