@@ -18,11 +18,12 @@ unit. This module must never write a pickle or leave half a file behind, nor imp
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -49,14 +50,27 @@ def write(ledger: Ledger, path: str | os.PathLike, predicted: Ledger | None = No
     if not ledger.events and not ledger.allocations:
         raise FsdpRefError("the ledger holds no events and no allocations, so there is no trace to write; record a step "
                            "(with record() as ledger: step())")
-    parts = list(_processes(ledger, 0, "measured"))
-    if predicted is not None:
-        parts += _processes(predicted, max(FIRST_PREDICTED, max(ledger.ranks) + 1), "predicted")
+    with _uncollected():
+        parts = list(_processes(ledger, 0, "measured"))
+        if predicted is not None:
+            parts += _processes(predicted, max(FIRST_PREDICTED, max(ledger.ranks) + 1), "predicted")
     facts = {key: value for key, value in ledger.meta.items() if isinstance(value, str | int | float)}
     head = {"displayTimeUnit": "ms", "distributedInfo": {"backend": str(ledger.meta.get("backend", "")), "rank": 0,
             "world_size": len(ledger.ranks)}, "otherData": facts}
     text = json.dumps(head)[:-1] + ', "traceEvents": [' + ",\n".join(part for part in parts if part) + "]}"
     return textfile.write(path, text, "the trace")
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's search for reference cycles: none are made here, and among so many rows it takes a third of the time."""
+    searches = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if searches:
+            gc.enable()
 
 
 def _processes(ledger: Ledger, first: int, kind: str) -> Iterator[str]:
@@ -89,34 +103,42 @@ def _ns(moment: float, zero: float) -> int:
 def _threads(events: list[Event], pid: int, zero: float,
              slices: dict[tuple, list[tuple[int, int, int, int]]]) -> tuple[list[str], list[dict]]:
     """The slices of one rank, as text (there are many), and the rows that name its threads. Those of collectives go to `slices` as well."""
-    rows, open_, used, quote = [], defaultdict(list), {}, lru_cache(None)(json.dumps)
-    lane_of = {str(lane): i for i, lane in enumerate(LANES)}
-    begun = [(event.start if event.on_wire is None else event.on_wire, -event.end, event) for event in events]
-    for begin, _, event in sorted(begun, key=itemgetter(0, 1)):
-        lane = lane_of["marks" if event.phase == "mark" else event.lane]
-        start, end = _ns(begin, zero), _ns(event.end, zero)
-        end = max(start, end)
-        track = _track(open_[lane], start, end)
-        tid = lane + track * len(LANES)
-        used[tid] = f"{lane} {LANES[lane]}" + (f" ({track + 1})" if track else "")
-        args = ""
-        if event.sequence >= 0:
-            queued = max(0, start - _ns(event.start, zero)) / 1000
-            args = (f', "args": {{"Collective name": {quote(event.name)}, "Group size": {event.group_size}, "Seq": {event.sequence}, '
-                    f'"phase": {quote(event.phase)}, "message bytes": {event.bytes}, "bytes sent": {event.wire_bytes}, '
-                    f'"queued us": {queued}}}')
+    rows, open_, used, said = [], defaultdict(list), set(), {}
+    for begin, minus_end, index in sorted((e.start if e.on_wire is None else e.on_wire, -e.end, i) for i, e in enumerate(events)):
+        event = events[index]
+        number, start = event.sequence, _ns(begin, zero)
+        end = max(start, _ns(-minus_end, zero))
+        kind = event.lane, event.name, event.unit, event.phase, event.bytes, event.group_size, number >= 0
+        if kind not in said:
+            said[kind] = _said(event)
+        lane, words = said[kind]
+        tid = lane + _track(open_[lane], start, end) * len(LANES)
+        used.add(tid)
+        row = f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {start / 1000}, "dur": {(end - start) / 1000}, {words}'
+        if number >= 0:
+            rows.append(f'{row}, "Seq": {number}, "queued us": {max(0, start - _ns(event.start, zero)) / 1000}}}}}')
             slices[meeting(event)].append((start, end, event.rank, tid))
-        elif event.phase or event.bytes:
-            args = f', "args": {{"phase": {quote(event.phase)}, "bytes": {event.bytes}}}'
-        name, category = f"{event.name} {event.unit}".rstrip(), "mark" if event.phase == "mark" else event.lane
-        rows.append(f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {start / 1000}, "dur": {(end - start) / 1000}, "name": {quote(name)}, '
-                    f'"cat": {quote(category)}{args}}}')
+        else:
+            rows.append(row + "}")
     names = []
-    for tid, name in used.items():
-        order = tid % len(LANES) * 1000 + tid // len(LANES)
+    for tid in sorted(used):
+        track, lane = divmod(tid, len(LANES))
+        name, order = f"{lane} {LANES[lane]}" + (f" ({track + 1})" if track else ""), lane * 1000 + track
         names += [{"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}},
                   {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": order}}]
     return rows, names
+
+
+def _said(event: Event) -> tuple[int, str]:
+    """An event's lane, and what its slice says besides times and numbers that differ each time; for a collective, `args` stays open."""
+    lane = LANES.index("marks" if event.phase == "mark" else event.lane)
+    facts = {"name": f"{event.name} {event.unit}".rstrip(), "cat": "mark" if event.phase == "mark" else str(event.lane)}
+    if event.sequence >= 0:
+        facts["args"] = {"Collective name": event.name, "Group size": event.group_size, "phase": event.phase, "message bytes": event.bytes,
+                         "bytes sent": event.wire_bytes}
+    elif event.phase or event.bytes:
+        facts["args"] = {"phase": event.phase, "bytes": event.bytes}
+    return lane, json.dumps(facts)[1 : -2 if event.sequence >= 0 else -1]
 
 
 def _track(tracks: list[list[int]], start: int, end: int) -> int:
@@ -155,12 +177,14 @@ def _flows(slices: dict[tuple, list[tuple[int, int, int, int]]], first: int, kin
 
 def _counters(rows: list[Allocation], pid: int, zero: float) -> Iterator[str]:
     """Bytes alive by category, a line whenever it changes; every line names every series, since they are stacked."""
-    kinds = {str(row.category) for row in rows}
-    alive = {str(category): 0 for category in Category if str(category) in kinds}
-    changes = [(_ns(row.start, zero), row.category, row.bytes) for row in rows]
-    changes += [(_ns(row.end, zero), row.category, -row.bytes) for row in rows if row.end is not None]
-    for moment, together in groupby(sorted(changes, key=itemgetter(0)), key=itemgetter(0)):
-        for _, category, change in together:
-            alive[category] += change
-        series = ", ".join([f'"{category}": {nbytes}' for category, nbytes in alive.items()])
-        yield f'{{"ph": "C", "pid": {pid}, "tid": 0, "ts": {moment / 1000}, "name": "memory bytes", "args": {{{series}}}}}'
+    kinds = [str(category) for category in Category if category in {row.category for row in rows}]
+    place = {kind: i for i, kind in enumerate(kinds)}
+    changes = [(_ns(row.start, zero), place[row.category], row.bytes) for row in rows]
+    changes += [(_ns(row.end, zero), place[row.category], -row.bytes) for row in rows if row.end is not None]
+    alive = [0] * len(kinds)
+    series = ", ".join(f'"{kind}": %d' for kind in kinds)
+    line = f'{{"ph": "C", "pid": {pid}, "tid": 0, "ts": %s, "name": "memory bytes", "args": {{{series}}}}}'
+    for moment, together in groupby(sorted(changes), key=itemgetter(0)):
+        for _, kind, change in together:
+            alive[kind] += change
+        yield line % (moment / 1000, *alive)

@@ -19,6 +19,8 @@ class Lane(enum.StrEnum):
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
 
+    __hash__ = str.__hash__         # that of an Enum is a Python function, and rows are looked up by the hundred thousand
+
 
 class Category(enum.StrEnum):
     """What a piece of memory is for (the words of torch's FSDPMemTracker). Members stand in stacking order, bottom first."""
@@ -32,6 +34,8 @@ class Category(enum.StrEnum):
     REDUCE_SCATTER = "reduce-scatter buffer"
     ACTIVATION = "activation"
     TEMPORARY = "temporary"
+
+    __hash__ = str.__hash__
 
 
 def wire_bytes(name: str, nbytes: int, group_size: int) -> float:
