@@ -2,9 +2,8 @@
 
     print(compare(2, link_ratios=(0.5, 1.0, 2.0)))
 
-Compute is measured on one link and predicted for others: costs come from recorded steps of all ranks on the first link (rank 0's own, and
-the slowest rank's); every other link is a prediction in the strict sense. A link's ratio says how long a block's gather takes beside its
-forward. Steps on different links alternate, so that a busy machine is busy for all of them, and medians are compared.
+Compute is measured on one link and predicted for others: costs come from recorded steps of all ranks on the first link; every other link
+is a prediction in the strict sense. A link's ratio says how long a block's gather takes beside its forward. Steps on different links alternate, so that a busy machine is busy for all of them, and medians are compared.
 """
 
 from __future__ import annotations
@@ -71,23 +70,26 @@ def compare(ranks: int = 2, *, dim: int = 128, layers: int = 6, batch: int = 8, 
     told = processes.run(measure, ranks, "cpu", dim, layers, batch, list(link_ratios), rounds, nap)
     measured = [[Ledger.from_json(book) for book in books] for books in told["ledgers"]]
     taken = [[Costs(**costs) for costs in ranks] for ranks in told["costs"]]                # a step after the other, all ranks of each
-    costs = Costs.median([ranks[0] for ranks in taken]), Costs.median([Costs.slowest(ranks) for ranks in taken])
     rows = []
     for index, (bandwidth, books) in enumerate(zip(told["bandwidths"], measured, strict=True)):
-        rows.append(_row(bandwidth, books, costs, ranks, (dim, layers, batch), fitted=index == 0))
+        rows.append(_row(bandwidth, books, taken, ranks, (dim, layers, batch), fitted=index == 0))
     return Comparison(ranks, tuple(rows))
 
 
-def _row(bandwidth: float, books: list[Ledger], costs: tuple[Costs, Costs], ranks: int, shape: tuple[int, int, int], fitted: bool) -> Row:
+def _row(bandwidth: float, books: list[Ledger], taken: list[list[Costs]], ranks: int, shape: tuple[int, int, int], fitted: bool) -> Row:
+    """[Note: a step at a time] A rank is late now in this piece, now in that one. The median of every piece would know of no lateness, and
+    its maximum of too much, so each recorded step of all ranks is replayed by itself, and medians are taken of what comes out."""
     import torch
 
     from .simulator import simulate
     dim, layers, batch = shape
-    found = simulate(lambda: gpt(dim, layers), ranks, costs=costs[0], late=costs[1], link=(bandwidth, LATENCY),
-                     inputs=torch.zeros(batch, 64, dtype=torch.int64))
-    middle = lambda measure: statistics.median(measure(book) for book in books)  # noqa: E731
-    return Row(bandwidth, (found.seconds, middle(lambda book: book.end - book.start)), (found.exposed, middle(waited)),
-               (found.peak, int(middle(lambda book: book.peak_bytes(0)))), fitted)
+    found = [simulate(lambda: gpt(dim, layers), ranks, costs=costs[0], peers=costs[1:], link=(bandwidth, LATENCY),
+                      inputs=torch.zeros(batch, 64, dtype=torch.int64)) for costs in taken]
+    predicted = lambda measure: statistics.median(map(measure, found))  # noqa: E731
+    middle = lambda measure: statistics.median(map(measure, books))  # noqa: E731
+    step = predicted(lambda each: each.seconds), middle(lambda book: book.end - book.start)
+    peak = found[0].peak, int(middle(lambda book: book.peak_bytes(0)))
+    return Row(bandwidth, step, (predicted(lambda each: each.exposed), middle(waited)), peak, fitted)
 
 
 def waited(book: Ledger) -> float:
@@ -117,8 +119,8 @@ def measure(here, dim: int, layers: int, batch: int, ratios: list[float], rounds
     tokens = torch.randint(0, 256, (batch, 64))
 
     def step() -> Ledger:
-        collectives.barrier()
         with ledger.record() as book:
+            collectives.barrier()                           # here, since a recording begins with a garbage collection
             with ledger.mark("step"):
                 model(tokens).float().mean().backward()
                 optimizer.step()

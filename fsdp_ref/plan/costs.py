@@ -5,15 +5,14 @@ did and that was not waiting belongs to one unit's forward or backward, so the s
 
 [Note: whose time] Between two units' recorded spans a rank frees, copies out what was gathered, copies gradients in. What comes before
 the wait for the next unit's gather is counted to the unit before, what comes after it (the copy out) to the next. The root's own forward
-is what follows its last block; its backward is what precedes the first wait; what follows the last block (the embedding's gradient) is
-its tail.
+is what follows its last block; its backward is what precedes the first wait. What follows the last block until the reductions are waited
+for (the embedding's gradient) is its tail, and what comes after that wait, the optimizer apart, the step's end.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError
@@ -25,11 +24,13 @@ from .speed import KERNELS, PASSES
 from .strategy import Strategy
 
 ROOT = "(root)"
+PLAIN = ("begin", "loss", "tail", "optimizer", "end")       # pieces of a step that are no unit's
 
 
 @dataclass
 class Costs:
-    """Seconds by unit's name; the root is `ROOT`. `begin`: from the step's begin to forward; `tail`: after the last block's backward."""
+    """Seconds by unit's name; the root is `ROOT`. `begin`: from the step's begin to forward; `tail`: from the last block's backward to the
+    wait for its reduction; `end`: what is left after that, besides the optimizer."""
 
     forward: dict[str, float] = field(default_factory=dict)
     backward: dict[str, float] = field(default_factory=dict)
@@ -37,26 +38,19 @@ class Costs:
     loss: float = 0.0
     tail: float = 0.0
     optimizer: float = 0.0
+    end: float = 0.0
 
     @property
     def total(self) -> float:
         """Seconds of compute in a step."""
-        return sum(self.forward.values()) + sum(self.backward.values()) + self.begin + self.loss + self.tail + self.optimizer
-
-    @staticmethod
-    def slowest(ranks: list[Costs]) -> Costs:
-        """The longest that any rank took for each piece of one step."""
-        return Costs._of(ranks, max)
+        return sum(self.forward.values()) + sum(self.backward.values()) + sum(getattr(self, name) for name in PLAIN)
 
     @staticmethod
     def median(found: list[Costs]) -> Costs:
         """The middle of several steps, piece by piece."""
-        return Costs._of(found, statistics.median)
-
-    @staticmethod
-    def _of(found: list[Costs], choose: Callable[[list[float]], float]) -> Costs:
-        by_unit = lambda name: {unit: choose([getattr(each, name)[unit] for each in found]) for unit in getattr(found[0], name)}  # noqa: E731
-        plain = {name: choose([getattr(each, name) for each in found]) for name in ("begin", "loss", "tail", "optimizer")}
+        middle = lambda pick: statistics.median(map(pick, found))  # noqa: E731
+        by_unit = lambda name: {unit: middle(lambda each: getattr(each, name)[unit]) for unit in getattr(found[0], name)}  # noqa: E731
+        plain = {name: middle(lambda each, name=name: getattr(each, name)) for name in PLAIN}
         return Costs(by_unit("forward"), by_unit("backward"), **plain)
 
 
@@ -125,7 +119,9 @@ def from_ledger(step: Ledger, rank: int) -> Costs:
         else:
             optimizer = [event for event in events if event.lane == Lane.OPTIMIZER]
             costs.optimizer = sum(event.end - event.start for event in optimizer)
-            costs.tail = max(0.0, busy(before, step.end) - costs.optimizer)
+            waited_for = min((start for start, _, _ in waits if start >= before), default=root.end)
+            costs.tail = busy(before, waited_for)
+            costs.end = max(0.0, busy(waited_for, step.end) - costs.optimizer)
     return costs
 
 
@@ -143,5 +139,5 @@ def by_kind(costs: Costs) -> dict[str, float]:
     """Seconds of forward, backward and the rest."""
     found: dict[str, float] = defaultdict(float)
     found |= {"forward": sum(costs.forward.values()), "backward": sum(costs.backward.values()),
-              "rest": costs.begin + costs.loss + costs.tail + costs.optimizer}
+              "rest": sum(getattr(costs, name) for name in PLAIN)}
     return dict(found)

@@ -18,7 +18,7 @@ This module must never run where a process group is alive: it makes one of its o
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,8 +62,8 @@ class Simulation:
                 "contention, what is computed slower while communication runs")
 
 
-def simulate(model: object, ranks: int, *, machine: str | Machine | None = None, costs: Costs | None = None, late: Costs | None = None,
-             inputs: Any = None, micro_batch: int = 1, sequence: int | None = None, recompute: str = "none",
+def simulate(model: object, ranks: int, *, machine: str | Machine | None = None, costs: Costs | None = None,
+             peers: Sequence[Costs] = (), inputs: Any = None, micro_batch: int = 1, sequence: int | None = None, recompute: str = "none",
              placements: Placements = ZERO3, replicas: int = 1, units: Callable[[nn.Module], list[nn.Module]] = wrap.blocks,
              mp_policy: MixedPrecisionPolicy | None = None, link: tuple[float, float] | None = None, in_flight: int | None = None,
              **options: Any) -> Simulation:
@@ -73,7 +73,7 @@ def simulate(model: object, ranks: int, *, machine: str | Machine | None = None,
         model: a preset's name, an `Architecture`, or a function that builds a module.
         ranks: the world; it is not started.
         machine: whose figures give times of compute and collectives.
-        costs, late: times of compute instead, as `costs.from_ledger` takes them from a recorded step; those of the slowest rank, if ranks
+        costs, peers: times of compute instead, as `costs.from_ledger` takes them from a recorded step; those of the other ranks, if ranks
             differ.
         inputs: what forward takes (a tensor or a tuple), for a module.
         micro_batch, sequence, recompute: for a preset: sequences a rank, tokens in each, activation checkpointing (see `Strategy`).
@@ -99,10 +99,10 @@ def simulate(model: object, ranks: int, *, machine: str | Machine | None = None,
     if costs is None:
         costs = _costs_of(model, built, arguments, units, spec, ranks, placements, mp_policy, (micro_batch, sequence, recompute))
         in_flight = 2 if in_flight is None else in_flight
-    clock = Clock()
+    clock = Clock(len(peers))
     cost = _of_link(*link) if link is not None else partial(network.collective, spec)
     with _world(ranks, placements, replicas) as mesh:
-        carrier, pace = Network(clock, cost, _stride, in_flight), Pace(clock, costs, late or costs)
+        carrier, pace = Network(clock, cost, _stride, in_flight), Pace(clock, costs, tuple(peers))
         with collectives.carried_by(carrier.carry), ledger.predicted_by(clock):
             return _replay(built, arguments, mesh, placements, units, mp_policy, pace, options)
 
@@ -188,8 +188,10 @@ def _replay(model: nn.Module, arguments: tuple, mesh: DeviceMesh, placements: Pl
         _loss(output).backward()
         optimizer.step()
         optimizer.zero_grad()
+        pace.spend("end")
 
     step()                                                                              # [Note: the second step]
+    pace.clock.reach(pace.clock.last)                                                   # a step begins with all ranks together
     with ledger.record(ranks=dist.get_world_size(), predicted=True, placements=placements.name) as book:
         with ledger.mark("step"):
             step()
@@ -206,16 +208,16 @@ def _loss(output: Any) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Pace:
-    """The clock, and what each piece of a step takes on it: this rank's costs and the slowest rank's."""
+    """The clock, and what each piece of a step takes on it: this rank's costs and those of the others."""
 
     clock: Clock
     own: Costs
-    late: Costs
+    peers: tuple[Costs, ...]
 
     def spend(self, piece: str, unit: str | None = None) -> None:
         """Let the time of one piece go by ("forward" and "backward" are a unit's)."""
-        took = [getattr(costs, piece) if unit is None else getattr(costs, piece).get(unit, 0.0) for costs in (self.own, self.late)]
-        self.clock.advance(*took)
+        own, *peers = (getattr(costs, piece) if unit is None else getattr(costs, piece).get(unit, 0.0) for costs in (self.own, *self.peers))
+        self.clock.advance(own, peers)
 
 
 def _charge(module: nn.Module, name: str, pace: Pace) -> None:

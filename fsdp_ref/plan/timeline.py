@@ -13,8 +13,8 @@ exposed follows from the engine's own order, and nothing else.
 device, so a gather begins as early as it has a buffer: `in_flight` of them may be between their begin and their use (None: asked for at
 compute's pace, as on the CPU).
 
-[Note: late ranks] A collective begins when the last rank comes to it. Where ranks differ (a busy machine, uneven work), a second set of
-costs says how long the slowest takes for each piece; what this rank then waits is skew, not transfer.
+[Note: late ranks] A collective begins when the last rank comes to it. Where ranks differ (a busy machine, uneven work), the others' costs
+give each of them a clock of its own, and all clocks meet at every wait; what this rank then waits is skew, not transfer.
 
 Pipelines have a stream of their own for sends between stages: `pipeline.run` times those. This module must never import the engine.
 """
@@ -22,7 +22,7 @@ Pipelines have a stream of their own for sends between stages: `pipeline.run` ti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .. import ledger
 from ..ledger import Lane
@@ -32,23 +32,28 @@ STREAMS = {Lane.ALL_GATHER: "gather", Lane.REDUCE_SCATTER: "reduce", Lane.ALL_RE
 
 
 class Clock:
-    """Seconds of predicted compute time; reading it takes a nanosecond. `late` is where the last rank stands. [Note: late ranks]"""
+    """Seconds of predicted compute time; reading it takes a nanosecond. `peers` are where the other ranks stand. [Note: late ranks]"""
 
-    def __init__(self) -> None:
-        self.time = self.late = 0.0
+    def __init__(self, peers: int = 0) -> None:
+        self.time, self.peers = 0.0, [0.0] * peers
 
     def __call__(self) -> float:
         self.time += TICK
         return self.time
 
-    def advance(self, seconds: float, late: float | None = None) -> None:
-        """Compute for so long, and the last rank for `late`."""
+    @property
+    def last(self) -> float:
+        """Where the rank stands that is furthest behind."""
+        return max(self.time, *self.peers) if self.peers else self.time
+
+    def advance(self, seconds: float, peers: Sequence[float] = ()) -> None:
+        """Compute for so long, and each of the others for `peers`."""
         self.time += seconds
-        self.late = max(self.time, self.late + (seconds if late is None else late))
+        self.peers = [time + took for time, took in zip(self.peers, peers, strict=True)]
 
     def reach(self, moment: float) -> None:
-        """Wait until `moment`, if it is not over."""
-        self.time, self.late = max(self.time, moment), max(self.late, moment)
+        """All ranks wait until `moment`, if it is not over."""
+        self.time, self.peers = max(self.time, moment), [max(time, moment) for time in self.peers]
 
 
 class Network:
@@ -71,7 +76,7 @@ class Network:
         stream = STREAMS.get(lane, "other")
         asked = self.clock()
         self.gathers += stream == "gather"
-        ready = self._buffer_free() if stream == "gather" and self.in_flight is not None else max(asked, self.clock.late)
+        ready = self._buffer_free() if stream == "gather" and self.in_flight is not None else max(asked, self.clock.last)
         begin = max(ready, self.free[stream], self.link)
         end = begin + self.cost(name, nbytes, ranks, self.stride_of(group))
         self.free[stream] = self.link = end

@@ -212,7 +212,7 @@ learned = [costs.from_ledger(fast[0].window("step"), rank) for rank in (0, 1)]
 
 def predicted(units, ratio):
     """The simulator's step of rank 0."""
-    return simulate(lambda: compare.gpt(DIM, LAYERS), 2, costs=learned[0], late=costs.Costs.slowest(learned), prefetch=units,
+    return simulate(lambda: compare.gpt(DIM, LAYERS), 2, costs=learned[0], peers=learned[1:], prefetch=units,
                     link=(link(ratio), 1e-4), inputs=torch.zeros(4, 64, dtype=torch.int64))
 
 

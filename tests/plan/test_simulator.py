@@ -129,10 +129,12 @@ def test_a_late_rank_is_waited_for():
     names = ["0", "1", "2"]
     costs, late = (Costs(dict.fromkeys(names, forward), dict.fromkeys(names, 2.0)) for forward in (1.0, 3.0))
     common = {"inputs": torch.zeros(1, 8), "units": lambda model: list(model), "link": (1e12, 0.0), "prefetch": 0}
-    found = simulate(three_layers, 2, costs=costs, late=late, **common)
+    found = simulate(three_layers, 2, costs=costs, peers=[costs, late], **common)
     assert found.exposed == pytest.approx(3 * 2, abs=1e-3) and found.seconds == pytest.approx(9 + 3 * 2, abs=1e-3)
-    slowest = Costs.slowest([costs, late])
-    assert slowest == late and simulate(three_layers, 2, costs=slowest, **common).seconds == pytest.approx(found.seconds, abs=1e-3)
+    assert simulate(three_layers, 2, costs=late, **common).seconds == pytest.approx(found.seconds, abs=1e-3)
+    turns = [Costs({"0": first, "1": 4.0 - first, "2": 2.0}, dict.fromkeys(names, 2.0)) for first in (1.0, 3.0)]
+    found = simulate(three_layers, 2, costs=turns[0], peers=turns[1:], **common)        # late at the second gather, not at the third
+    assert found.exposed == pytest.approx(2, abs=1e-3) and found.seconds == pytest.approx(12 + 2, abs=1e-3)
 
 
 def test_gathers_ahead_hide_more():
@@ -143,7 +145,8 @@ def test_gathers_ahead_hide_more():
 
 
 def a_step():
-    """By hand: begin 1; a wait of 2, a block of 3.5, the head 1; loss 1; the head's backward 2, a wait of 4, the block 5.5; tail 2.5."""
+    """By hand: begin 1; a wait of 2, a block of 3.5, the head 1; loss 1; the head's backward 2, a wait of 4, the block 5.5; tail 1, and
+    the end 1.5."""
     book = Ledger(start=0.0, end=24.0)
     add = lambda lane, name, unit, phase, start, end: book.events.append(  # noqa: E731
         books.Event(0, lane, name, unit, phase, start, end))
@@ -160,10 +163,16 @@ def a_step():
 def test_a_recorded_step_is_taken_apart_without_a_rest():
     found = from_ledger(a_step(), 0)
     assert found.begin == 1 and found.forward == {"block": 3.5, ROOT: 1.0} and found.loss == 1
-    assert found.backward == {ROOT: 2.0, "block": 5.5} and found.optimizer == 1.5 and found.tail == 24 - 20 - 1.5
+    assert found.backward == {ROOT: 2.0, "block": 5.5} and found.optimizer == 1.5 and found.tail == 21 - 20
+    assert found.end == 24 - 21 - 1.5
+    book = a_step()
+    book.events.append(books.Event(0, Lane.WAIT, "w", "block", "backward", 20.25, 20.75))          # the reduction of the block's gradients
+    found = from_ledger(book, 0)
+    assert found.tail == 0.25 and found.end == 0.25 + 1.5 and found.total == pytest.approx(24 - 2 - 4 - 0.5)
+    found = from_ledger(a_step(), 0)
     assert found.total == pytest.approx(24 - 2 - 4)
     twice = Costs.median([found, found, from_ledger(a_step(), 0)])
-    assert twice == found and costing.by_kind(found)["rest"] == 1 + 1 + 1.5 + 2.5
+    assert twice == found and costing.by_kind(found)["rest"] == 1 + 1 + 1.5 + 1 + 1.5
     with pytest.raises(ConfigError, match="has no forward"):
         from_ledger(Ledger(end=1.0), 0)
 
