@@ -3,7 +3,8 @@
     print(compare(2, link_ratios=(0.5, 1.0, 2.0)))
 
 Compute is measured on one link and predicted for others: costs come from recorded steps of all ranks on the first link; every other link
-is a prediction in the strict sense. A link's ratio says how long a block's gather takes beside its forward. Steps on different links alternate, so that a busy machine is busy for all of them, and medians are compared.
+is a prediction in the strict sense. A link's ratio says how long a block's gather takes beside its forward. Steps on different links
+alternate, so that a busy machine is busy for all of them, and medians are compared.
 """
 
 from __future__ import annotations

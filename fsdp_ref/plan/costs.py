@@ -11,7 +11,6 @@ for (the embedding's gradient) is its tail, and what comes after that wait, the 
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
@@ -44,14 +43,6 @@ class Costs:
     def total(self) -> float:
         """Seconds of compute in a step."""
         return sum(self.forward.values()) + sum(self.backward.values()) + sum(getattr(self, name) for name in PLAIN)
-
-    @staticmethod
-    def median(found: list[Costs]) -> Costs:
-        """The middle of several steps, piece by piece."""
-        middle = lambda pick: statistics.median(map(pick, found))  # noqa: E731
-        by_unit = lambda name: {unit: middle(lambda each: getattr(each, name)[unit]) for unit in getattr(found[0], name)}  # noqa: E731
-        plain = {name: middle(lambda each, name=name: getattr(each, name)) for name in PLAIN}
-        return Costs(by_unit("forward"), by_unit("backward"), **plain)
 
 
 def from_architecture(shape: Architecture, machine: Machine, strategy: Strategy) -> Costs:
