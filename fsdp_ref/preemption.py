@@ -24,6 +24,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .errors import ConfigError
@@ -72,6 +73,9 @@ class Stop:
 def watch(signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[Stop]:
     """Listen for `signals` instead of dying of them, until the block is left; then they mean again what they meant before.
 
+    A signal that a library handles outside Python (faulthandler's, by which the notebook's ranks tell where they are) stays with it: Python
+    could take it over, and not give it back.
+
     Raises:
         ConfigError: not the main thread, the only one that Python lets handle signals.
     """
@@ -79,6 +83,7 @@ def watch(signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[Stop]:
         raise ConfigError("preemption.watch() was called in a thread and Python handles signals in the main thread only; enter it there "
                           "and give the thread what it returns")
     stop = Stop()
+    signals = tuple(number for number in signals if not _taken_outside_python(number))
     before = {number: signal.signal(number, stop._hear) for number in signals}
     for number in signals:
         signal.siginterrupt(number, False)                  # a library's system calls go on as if nothing had happened
@@ -87,3 +92,14 @@ def watch(signals: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _taken_outside_python(number: signal.Signals) -> bool:
+    """Whether the system calls a handler that Python does not know. Linux says which are caught (SigCgt, proc(5)); elsewhere: no."""
+    if signal.getsignal(number) is not signal.SIG_DFL:
+        return False
+    try:
+        caught = next(line for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines() if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

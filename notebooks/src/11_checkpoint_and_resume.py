@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 
 from fsdp_ref import checkpoint, viz
-from fsdp_ref.lab import RanksFailed, Training, ask, changed, check, predict, read, start
+from fsdp_ref.lab import RanksFailed, ask, changed, check, predict, read, start
 
 text = Path(asyncio.__file__).parent                               # half a megabyte of source to train on
 runs = Path(tempfile.mkdtemp(prefix="fsdp-ref-notebook-"))
@@ -36,13 +36,13 @@ lab = start(ranks=4, limit=60)
 # step depends on.
 
 # %%
-def build(text):
+def build(text, dropout=0.1):
     """The parts of a run on this rank, as a fresh process makes them."""
     torch.manual_seed(0)
-    model = data_parallel(models.GPT(models.GPTConfig(dim=64, layers=2, context=32, dropout=0.1)), ZERO3)
+    model = data_parallel(models.GPT(models.GPTConfig(dim=64, layers=2, context=32, dropout=dropout)), ZERO3)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 8))
-    loader = data.Loader(data.load(text), context=32, batch=8, rank=rank, ranks=world_size)
+    loader = data.Loader(data.load(text), context=32, batch=12, rank=rank, ranks=world_size)
     torch.manual_seed(100 + rank)                                  # from here on: dropout, another stream on each rank
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
 
@@ -63,9 +63,9 @@ def steps(run, first, last):
 
 
 # %%
-def whole(text, folder):
+def whole(text, folder, dropout=0.1):
     """Twelve steps in one go; a checkpoint is saved after the sixth, on the way."""
-    run = build(text)
+    run = build(text, dropout)
     losses = steps(run, 1, 6)
     checkpoint.save(folder, step=6, **run)
     return losses | steps(run, 7, 12)
@@ -232,26 +232,54 @@ print("bit-equal in steps 7 to 12:", all(again[step] == undisturbed[step] for st
 # %% [markdown]
 # ## Four ranks, then two, then three
 #
-# Machines are taken away and come back. The training command listens for SIGTERM (or SIGUSR1): the step under way is finished and saved on
-# all ranks, and it exits with code 75, "try again later". `--resume auto` goes on with whatever number of ranks there is. The batch of 12
-# windows is the same whoever shares it.
+# Machines are taken away and come back. A scheduler says so with SIGTERM, to one of them or to all, and kills some seconds later. A
+# signal handler may run in the middle of anything, so here it only sets a flag; after every step the ranks ask each other whether anyone
+# has heard it (`stop.agreed()`, an all-reduce of one number). Then all save after the same step.
 
 # %%
-lab.stop()
-options = dict(data=text, steps=18, batch=12, dim=64, layers=2, context=32, eval_every=0, eval_windows=12)
-codes = [Training(runs / "moved", ranks=4, save_every=0, **options).until_step(5).preempt()]
-codes += [Training(runs / "moved", ranks=2, save_every=0, resume="auto", **options).until_step(11).preempt()]
+def be_asked():
+    """What a scheduler would do."""
+    import signal
+    signal.raise_signal(signal.SIGTERM)
+
 
 # %%
-moved = Training(runs / "moved", ranks=3, save_every=18, resume="auto", **options).finish()
-alone = Training(runs / "alone", ranks=1, save_every=0, **options).finish()
-losses = [{step: float.fromhex(digits) for step, digits in run.losses().items()} for run in (alone, moved)]
-most = max(abs(loss - losses[0][step]) for step, loss in losses[1].items())
-print(f"the largest difference to a run on one rank that was left alone: {most:.1e}")
+def until_asked(text, folder, signal_in=None):
+    """Go on from the newest checkpoint to step 12, or until any rank is asked to stop: here the last, in step `signal_in`."""
+    run, losses = build(text, dropout=0), {}
+    step = checkpoint.load(folder, **run).step
+    with preemption.watch() as stop:
+        while step < 12 and not stop.agreed():
+            step += 1
+            if step == signal_in and rank == world_size - 1:
+                be_asked()
+            losses |= steps(run, step, step)
+    checkpoint.save(folder, step=step, **run)
+    return losses
+
+
+# %% [markdown]
+# Four ranks save step 6 and go on to step 12: that is what to compare with. Two ranks take up step 6, and the second of them hears the
+# signal in step 9; three ranks take up what is there. The batch of 12 windows is the same whoever shares it.
+
+# %%
+alone, together = lab.run(whole, text, runs / "b", 0)[0], {}
+for ranks, signal_in in ((2, 9), (3, None)):
+    lab.stop()
+    lab = start(ranks=ranks, limit=60)
+    losses = lab.run(until_asked, text, runs / "b", signal_in)[0]
+    together |= losses
+    print(f"{ranks} ranks: steps {min(losses)} to {max(losses)}, then saved as {checkpoint.latest(runs / 'b').name}")
+
+# %%
+most = max(abs(loss - alone[step]) for step, loss in together.items())
+print(f"the largest difference to the run that was left alone: {most:.1e}")
 
 # %% tags=["nbval-check-output"]
-print("exit codes of the two that were asked to stop:", codes)
-print("every step once:", sorted(losses[1]) == list(range(1, 19)), "  the same losses, to 1e-4:", most < 1e-4)
+from fsdp_ref import preemption
+
+print("every step once:", sorted(together) == list(range(7, 13)), "  the same losses, to 1e-4:", most < 1e-4)
+print("the training command does the same, and ends with exit code", preemption.EXIT_CODE)
 
 # %% [markdown]
 # ## How often?
@@ -306,7 +334,7 @@ check("reshard_on_load")
 import torch
 from safetensors.torch import load_file
 
-exported = checkpoint.export_huggingface(checkpoint.latest(runs / "moved" / "checkpoints"), runs / "exported", dtype=torch.bfloat16)
+exported = checkpoint.export_huggingface(checkpoint.latest(runs / "b"), runs / "exported", dtype=torch.bfloat16)
 tensors = load_file(exported / "model.safetensors")
 
 # %% tags=["nbval-check-output"]
@@ -333,7 +361,7 @@ ask("11")
 # - Saving and loading are collectives.
 # - A checkpoint exists when it has its final name. A kill costs the save it hits, nothing else.
 # - Same ranks: the same bits. Other ranks: the same rows, found by what each file holds; sums in another order.
-# - SIGTERM to any rank: step finished, saved, exit code 75.
+# - SIGTERM to any rank: step finished, saved by all; the training command then ends with exit code 75, "try again later".
 #
 # **In the source:** [`checkpoint/commit.py`](../fsdp_ref/checkpoint/commit.py), [`checkpoint/load.py`](../fsdp_ref/checkpoint/load.py),
 # [`preemption.py`](../fsdp_ref/preemption.py); [checkpoint_faults.md](../docs/checkpoint_faults.md) lists the faults that tests put in.

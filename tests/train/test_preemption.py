@@ -38,6 +38,18 @@ def test_the_handler_sets_a_flag_and_the_old_meaning_comes_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which signals are caught")
+def test_a_signal_that_a_library_handles_stays_with_it():
+    """The notebook's ranks write their stack when SIGUSR1 comes; without that handler it would end them."""
+    code = ("import faulthandler, os, signal, sys\nfrom fsdp_ref import preemption\n"
+            "faulthandler.register(signal.SIGUSR1, file=sys.stderr)\n"
+            "with preemption.watch() as stop:\n    os.kill(os.getpid(), signal.SIGUSR1)\n    assert not stop.requested\n"
+            "    os.kill(os.getpid(), signal.SIGTERM)\n    assert stop.requested\n"
+            "os.kill(os.getpid(), signal.SIGUSR1)\nprint('alive')")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "alive\n" and done.stderr.count("most recent call first") == 2, done.stderr
+
+
 def test_a_thread_is_told_where_to_listen():
     told = []
 
