@@ -19,6 +19,7 @@ from tests.ranks import RankPool
 
 BOUND = 0.01            # of the peak: without temporaries, a unit's gradients are on the books before they are all there
 EXACT = 0.002           # of the peak
+BLOCK = 4 * (12 * 64 * 64 + 13 * 64)       # bytes of a block's gradients: matrices of attention and MLP, biases, norms
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +130,10 @@ def beside_torch(rank, size, name):
 def test_other_steps_add_up_too(ranks, name):
     for mine, total, rows in ranks(2, beside_torch, name):
         assert abs(mine - total) < EXACT * total, (mine, total)
+        if name != "optimizer":
+            grads = {unit: sum(nbytes for category, other, nbytes in rows if (category, other) == (Category.UNSHARDED_GRAD, unit))
+                     for _, unit, _ in rows if unit.startswith("blocks.")}
+            assert set(grads.values()) == {BLOCK}, "whole gradients are named as such, once"
         if name.startswith("recomputed"):
             assert {unit for category, unit, _ in rows if category is Category.ACTIVATION} >= {f"blocks.{n}" for n in range(4)}
         if name == "optimizer":
