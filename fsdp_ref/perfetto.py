@@ -12,6 +12,9 @@ Written by hand after the Trace Event Format and Perfetto's notes on it ("Visual
 [Note: slices must nest] Perfetto drops a slice that begins inside another of its thread and ends outside. Collectives in flight together
 do that, so each lane takes as many threads as it needs.
 
+[Note: what stands where] Facts come behind the events, and no `displayTimeUnit` is among them: a Perfetto of 2022 loads nothing behind a
+nested fact, and takes microseconds for milliseconds where the unit of *display* is said to be those. Milliseconds are shown anyway.
+
 Colours follow from names (Perfetto hashes a slice's name without its digits), so a slice is named after what it does first, then after the
 unit. This module must never write a pickle or leave half a file behind, nor import anything that is not plain Python.
 """
@@ -55,9 +58,9 @@ def write(ledger: Ledger, path: str | os.PathLike, predicted: Ledger | None = No
         if predicted is not None:
             parts += _processes(predicted, max(FIRST_PREDICTED, max(ledger.ranks) + 1), "predicted")
     facts = {key: value for key, value in ledger.meta.items() if isinstance(value, str | int | float)}
-    head = {"displayTimeUnit": "ms", "distributedInfo": {"backend": str(ledger.meta.get("backend", "")), "rank": 0,
-            "world_size": len(ledger.ranks)}, "otherData": facts}
-    text = json.dumps(head)[:-1] + ', "traceEvents": [' + ",\n".join(part for part in parts if part) + "]}"
+    world = {"backend": str(ledger.meta.get("backend", "")), "rank": 0, "world_size": len(ledger.ranks)}
+    tail = {"distributedInfo": world, "otherData": facts}                           # [Note: what stands where]
+    text = '{"traceEvents": [' + ",\n".join(part for part in parts if part) + "],\n" + json.dumps(tail)[1:]
     return textfile.write(path, text, "the trace")
 
 

@@ -16,7 +16,7 @@ def check(text: str) -> dict[str, int]:
         raise AssertionError(f"{word} is no JSON")
     data = json.loads(text, parse_constant=refuse)
     events = data["traceEvents"]
-    assert data["displayTimeUnit"] in ("ms", "ns")
+    assert next(iter(data)) == "traceEvents" and "displayTimeUnit" not in data, "older viewers stumble over either"
     kinds = defaultdict(int)
     slices, flows, named, counters = defaultdict(list), defaultdict(list), set(), {}
     for event in events:
