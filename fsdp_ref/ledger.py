@@ -47,10 +47,13 @@ def now() -> float:
 
 
 @contextlib.contextmanager
-def predicted_by(clock: Callable[[], float]) -> Iterator[None]:
-    """Books of a model that is only predicted (plan/simulator.py): the time is `clock`'s, and what this process held before is left out."""
+def afresh(clock: Callable[[], float] | None = None) -> Iterator[None]:
+    """Leave out what this process held before: in the block only what is entered in it is on the books. `clock`: take the time from it.
+
+    For a model that is only predicted (plan/simulator.py), and for tests that share processes.
+    """
     global _clock, _since
-    before, _clock, _since = (_clock, _since), clock, next(_tokens)
+    before, _clock, _since = (_clock, _since), clock or _clock, next(_tokens)
     try:
         yield
     finally:

@@ -31,11 +31,12 @@ def _prepare(parent: int) -> None:
 
 
 def _call(rank, size, store, timeout, device, fn, args, kwargs):
-    from fsdp_ref import collectives, world
+    from fsdp_ref import collectives, ledger, world
     collectives.reset_sequence()
     world.start(rank, size, store=store, timeout=timeout, device=device)
     try:
-        return fn(rank, size, *args, **kwargs)
+        with ledger.afresh():                               # what another test left alive is not this one's
+            return fn(rank, size, *args, **kwargs)
     finally:
         world.stop()
 

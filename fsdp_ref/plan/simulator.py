@@ -103,7 +103,7 @@ def simulate(model: object, ranks: int, *, machine: str | Machine | None = None,
     cost = _of_link(*link) if link is not None else partial(network.collective, spec)
     with _world(ranks, placements, replicas) as mesh:
         carrier, pace = Network(clock, cost, _stride, in_flight), Pace(clock, costs, tuple(peers))
-        with collectives.carried_by(carrier.carry), ledger.predicted_by(clock):
+        with collectives.carried_by(carrier.carry), ledger.afresh(clock):
             return _replay(built, arguments, mesh, placements, units, mp_policy, pace, options)
 
 

@@ -102,7 +102,10 @@ def test_slices_and_ratios():
 @pytest.mark.slow
 @pytest.mark.parametrize("reshard", [True, False])
 def test_the_capstones_figures_are_those_of_the_engine(reshard):
-    """The simulator replays the engine itself on meta tensors: traffic and messages are equal, memory within a tenth."""
+    """The simulator replays the engine itself on meta tensors: traffic and messages are equal, and memory is never less than is needed.
+
+    It is more by what the forecast counts as at rest (the gradients of all units), and, where units are kept, by the one whose gradients
+    are being reduced: it is freed by then."""
     from fsdp_ref.plan import simulate
     from fsdp_ref.policies import MixedPrecisionPolicy
     model = build()
@@ -113,5 +116,5 @@ def test_the_capstones_figures_are_those_of_the_engine(reshard):
     found = simulate(build, RANKS, machine="h100", inputs=tokens, units=lambda model: [model.get_submodule(name) for name in blocks],
                      mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32), reshard_after_forward=reshard)
     events = [event for event in found.ledger.events if event.wire_bytes]
-    assert found.peak == pytest.approx(plan.memory, rel=0.1)
+    assert found.peak <= plan.memory <= found.peak * (1.1 if reshard else 1.2)
     assert plan.messages == len(events) and plan.traffic == pytest.approx(sum(event.wire_bytes for event in events))
