@@ -58,6 +58,7 @@ class Run:
         self.lines: list[socket.socket] = []
         self.outputs: list[int] = []
         self.timed_out = False
+        self.closed: list[int] = []                          # ranks whose line came to its end
 
     def go(self) -> Evidence:
         """Start, carry, stop; the evidence."""
@@ -79,7 +80,8 @@ class Run:
         try:
             self._start(home)
             self._carry()
-            return server().end_ranks(self.timed_out)
+            leaving = [rank for rank in self.closed if not self.referee.evidence.ranks[rank].returned]
+            return server().end_ranks(self.timed_out, leaving)
         except BaseException:
             server().stop()
             raise
@@ -170,6 +172,7 @@ class Run:
         if self.lines[rank] in self.selector.get_map():
             self.selector.unregister(self.lines[rank])
         self.referee.end(rank)
+        self.closed.append(rank)
 
     def _write(self, rank: int) -> None:
         try:

@@ -57,9 +57,9 @@ class Server:
         socket.send_fds(self._line, [json.dumps({"ranks": ranks}).encode()], files)
         return self._read(ANSWER)["pids"]
 
-    def end_ranks(self, stack: bool) -> list[int | None]:
-        """Kill what still runs; how each rank had ended before that."""
-        self._line.sendall(json.dumps({"stop": True, "stack": stack}).encode())
+    def end_ranks(self, stack: bool, leaving: list[int]) -> list[int | None]:
+        """Kill what still runs; how each rank had ended before that. Ranks that are `leaving` have closed their line: they get a moment."""
+        self._line.sendall(json.dumps({"stop": True, "stack": stack, "leaving": leaving}).encode())
         return self._read(ANSWER)["statuses"]
 
     @property

@@ -59,7 +59,7 @@ def serve(judge: socket.socket) -> None:
             if request.get("stack"):
                 signal_all(pids, signal.SIGUSR1)
                 time.sleep(0.1)
-            answer, pids = {"statuses": stop(pids)}, []
+            answer, pids = {"statuses": stop(pids, request.get("leaving", []))}, []
         judge.sendall(json.dumps(answer).encode() + b"\n")
 
 
@@ -108,11 +108,16 @@ def signal_all(pids: list[int], number: int) -> None:
                 continue
 
 
-def stop(pids: list[int]) -> list[int | None]:
-    """How each rank had ended; those that had not are killed."""
+def stop(pids: list[int], leaving: list[int] = ()) -> list[int | None]:
+    """How each rank had ended; those that had not are killed. A rank that is `leaving` is given a second: the system closes the files of
+    a process before it says how the process ended."""
     found: dict[int, int | None] = {}
-    for pid in pids:
+    until = time.monotonic() + 1.0
+    for rank, pid in enumerate(pids):
         done, status = os.waitpid(pid, os.WNOHANG)
+        while not done and rank in leaving and time.monotonic() < until:
+            time.sleep(0.01)
+            done, status = os.waitpid(pid, os.WNOHANG)
         found[pid] = os.waitstatus_to_exitcode(status) if done else None
     signal_all([pid for pid in pids if found[pid] is None], signal.SIGKILL)
     for pid in pids:
