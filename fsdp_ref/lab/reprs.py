@@ -34,7 +34,7 @@ def of_unit(unit: Any) -> Picture:
     return shard_map(Ledger(shards=rows))
 
 
-TYPES = {("fsdp_ref.ledger", "Ledger"): of_ledger, ("fsdp_ref.rows", "Shard"): of_shard, ("fsdp_ref.engine.unit", "Unit"): of_unit}
+TYPES = {("fsdp_ref.recorded", "Ledger"): of_ledger, ("fsdp_ref.rows", "Shard"): of_shard, ("fsdp_ref.engine.unit", "Unit"): of_unit}
 
 
 def install(shell: Any) -> None:
