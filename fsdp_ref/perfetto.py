@@ -180,7 +180,8 @@ def _flows(slices: dict[tuple, list[tuple[int, int, int, int]]], first: int, kin
 
 def _counters(rows: list[Allocation], pid: int, zero: float) -> Iterator[str]:
     """Bytes alive by category, a line whenever it changes; every line names every series, since they are stacked."""
-    kinds = [str(category) for category in Category if category in {row.category for row in rows}]
+    there = {row.category for row in rows}
+    kinds = [str(category) for category in Category if category in there]
     place = {kind: i for i, kind in enumerate(kinds)}
     changes = [(_ns(row.start, zero), place[row.category], row.bytes) for row in rows]
     changes += [(_ns(row.end, zero), place[row.category], -row.bytes) for row in rows if row.end is not None]
