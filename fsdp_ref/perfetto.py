@@ -21,8 +21,6 @@ unit. This module must never write a pickle or leave half a file behind, nor imp
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import os
 from collections import defaultdict
@@ -34,6 +32,7 @@ from typing import TYPE_CHECKING
 
 from . import textfile
 from .errors import FsdpRefError
+from .garbage import uncollected
 from .rows import Allocation, Category, Event, Lane, meeting
 
 if TYPE_CHECKING:
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 
 FIRST_PREDICTED = 1000
 LANES = [*Lane, "marks"]
+PLACE = {lane: place for place, lane in enumerate(LANES)}
+_quoted = json.encoder.encode_basestring_ascii           # a text as JSON, without the set-up of `json.dumps`
 
 
 def write(ledger: Ledger, path: str | os.PathLike, predicted: Ledger | None = None) -> Path:
@@ -53,7 +54,7 @@ def write(ledger: Ledger, path: str | os.PathLike, predicted: Ledger | None = No
     if not ledger.events and not ledger.allocations:
         raise FsdpRefError("the ledger holds no events and no allocations, so there is no trace to write; record a step "
                            "(with record() as ledger: step())")
-    with _uncollected():
+    with uncollected():
         parts = list(_processes(ledger, 0, "measured"))
         if predicted is not None:
             parts += _processes(predicted, max(FIRST_PREDICTED, max(ledger.ranks) + 1), "predicted")
@@ -62,18 +63,6 @@ def write(ledger: Ledger, path: str | os.PathLike, predicted: Ledger | None = No
     tail = {"distributedInfo": world, "otherData": facts}                           # [Note: what stands where]
     text = '{"traceEvents": [' + ",\n".join(part for part in parts if part) + "],\n" + json.dumps(tail)[1:]
     return textfile.write(path, text, "the trace")
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's search for reference cycles: none are made here, and among so many rows it takes a third of the time."""
-    searches = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if searches:
-            gc.enable()
 
 
 def _processes(ledger: Ledger, first: int, kind: str) -> Iterator[str]:
@@ -106,23 +95,19 @@ def _ns(moment: float, zero: float) -> int:
 def _threads(events: list[Event], pid: int, zero: float,
              slices: dict[tuple, list[tuple[int, int, int, int]]]) -> tuple[list[str], list[dict]]:
     """The slices of one rank, as text (there are many), and the rows that name its threads. Those of collectives go to `slices` as well."""
-    rows, open_, used, said = [], defaultdict(list), set(), {}
+    rows, open_, used = [], defaultdict(list), set()
     for begin, minus_end, index in sorted((e.start if e.on_wire is None else e.on_wire, -e.end, i) for i, e in enumerate(events)):
         event = events[index]
-        number, start = event.sequence, _ns(begin, zero)
+        start = _ns(begin, zero)
         end = max(start, _ns(-minus_end, zero))
-        kind = event.lane, event.name, event.unit, event.phase, event.bytes, event.group_size, number >= 0
-        if kind not in said:
-            said[kind] = _said(event)
-        lane, words = said[kind]
-        tid = lane + _track(open_[lane], start, end) * len(LANES)
+        kind = "marks" if event.phase == "mark" else event.lane
+        tid = PLACE[kind] + _track(open_[kind], start, end) * len(LANES)
         used.add(tid)
-        row = f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {start / 1000}, "dur": {(end - start) / 1000}, {words}'
-        if number >= 0:
-            rows.append(f'{row}, "Seq": {number}, "queued us": {max(0, start - _ns(event.start, zero)) / 1000}}}}}')
+        waited = max(0, start - _ns(event.start, zero))
+        rows.append(f'{{"ph": "X", "pid": {pid}, "tid": {tid}, "ts": {start / 1000}, "dur": {(end - start) / 1000}, '
+                    f'{_said(event, waited)}}}')
+        if event.sequence >= 0:
             slices[meeting(event)].append((start, end, event.rank, tid))
-        else:
-            rows.append(row + "}")
     names = []
     for tid in sorted(used):
         track, lane = divmod(tid, len(LANES))
@@ -132,16 +117,17 @@ def _threads(events: list[Event], pid: int, zero: float,
     return rows, names
 
 
-def _said(event: Event) -> tuple[int, str]:
-    """An event's lane, and what its slice says besides times and numbers that differ each time; for a collective, `args` stays open."""
-    lane = LANES.index("marks" if event.phase == "mark" else event.lane)
-    facts = {"name": f"{event.name} {event.unit}".rstrip(), "cat": "mark" if event.phase == "mark" else str(event.lane)}
+def _said(event: Event, waited: int) -> str:
+    """What an event's slice says besides when it was; a collective that `waited` nanoseconds for its turn says that too."""
+    category = "mark" if event.phase == "mark" else event.lane
+    words = f'"name": {_quoted(f"{event.name} {event.unit}".rstrip())}, "cat": {_quoted(category)}'
     if event.sequence >= 0:
-        facts["args"] = {"Collective name": event.name, "Group size": event.group_size, "phase": event.phase, "message bytes": event.bytes,
-                         "bytes sent": event.wire_bytes}
-    elif event.phase or event.bytes:
-        facts["args"] = {"phase": event.phase, "bytes": event.bytes}
-    return lane, json.dumps(facts)[1 : -2 if event.sequence >= 0 else -1]
+        return (f'{words}, "args": {{"Collective name": {_quoted(event.name)}, "Group size": {event.group_size}, '
+                f'"phase": {_quoted(event.phase)}, "message bytes": {event.bytes}, "bytes sent": {event.wire_bytes}, '
+                f'"Seq": {event.sequence}, "queued us": {waited / 1000}}}')
+    if event.phase or event.bytes:
+        return f'{words}, "args": {{"phase": {_quoted(event.phase)}, "bytes": {event.bytes}}}'
+    return words
 
 
 def _track(tracks: list[list[int]], start: int, end: int) -> int:

@@ -2,7 +2,7 @@
 
     union      [(0, 2), (1, 3), (3, 4)]       ->  [(0, 4)]          touching stretches join
     common     [(0, 4)] with [(1, 2), (3, 9)] ->  [(1, 2), (3, 4)]
-    without    [(0, 4)] less [(1, 2), (3, 9)] ->  [(0, 1), (2, 3)]
+    without    [(0, 4)] less [(1, 2), (3, 9)] ->  [(0, 1), (2, 3)]; each_without keeps apart what is left of each
 
 This module knows nothing of ledgers. It must never be given an unordered list where it asks for a union.
 """
@@ -10,6 +10,7 @@ This module knows nothing of ledgers. It must never be given an unordered list w
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 Stretch = tuple[float, float]
 
@@ -42,20 +43,26 @@ def common(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
 
 def without(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
     """The time that the union `a` covers and the union `b` does not."""
-    left: list[Stretch] = []
-    j = 0
+    return list(chain.from_iterable(each_without(a, b)))
+
+
+def each_without(a: list[Stretch], b: list[Stretch]) -> list[list[Stretch]]:
+    """For each of `a` (in order of their starts; they may overlap) the time that it covers and the union `b` does not."""
+    found: list[list[Stretch]] = []
+    j, many = 0, len(b)
     for start, end in a:
-        while j < len(b) and b[j][1] <= start:
+        while j < many and b[j][1] <= start:
             j += 1
-        k = j
-        while k < len(b) and b[k][0] < end:
+        left, k = [], j
+        while k < many and b[k][0] < end:
             if b[k][0] > start:
                 left.append((start, b[k][0]))
             start = max(start, b[k][1])
             k += 1
         if end > start:
             left.append((start, end))
-    return left
+        found.append(left)
+    return found
 
 
 def length(a: list[Stretch]) -> float:

@@ -20,6 +20,8 @@ COMMUNICATION = (Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTH
 BUSY = (Lane.COMPUTE, Lane.OPTIMIZER)
 MARK = "mark"
 
+Lanes = dict[Lane, list[Event]]         # one rank's events by lane, in order of their starts; lanes without events are left out
+
 
 @dataclass(frozen=True)
 class RankTimes:
@@ -57,22 +59,27 @@ def drawable(ledger: Ledger) -> list[Event]:
     return events
 
 
-def by_rank(events: list[Event]) -> dict[int, list[Event]]:
-    """The events of each rank, ranks in order."""
-    ranks: dict[int, list[Event]] = defaultdict(list)
-    for event in events:
-        ranks[event.rank].append(event)
-    return {rank: ranks[rank] for rank in sorted(ranks)}
+def lanes_of_ranks(events: list[Event]) -> dict[int, Lanes]:
+    """The events of each rank by lane: ranks in order, and in each lane the events in order of their starts."""
+    ranks: dict[int, Lanes] = defaultdict(lambda: defaultdict(list))
+    for event in sorted(events, key=lambda e: (e.start, e.sequence)):
+        ranks[event.rank][event.lane].append(event)
+    return {rank: dict(ranks[rank]) for rank in sorted(ranks)}
 
 
-def stretches(events: list[Event], lanes: tuple[Lane, ...]) -> list[Stretch]:
-    """The time that at least one event of `lanes` covers."""
-    return union((event.start, event.end) for event in events if event.lane in lanes)
+def stretches(own: Lanes, lanes: tuple[Lane, ...]) -> list[Stretch]:
+    """The time that at least one event of `lanes` covers, on one rank."""
+    return union([(event.start, event.end) for lane in lanes for event in own.get(lane, ())])
 
 
-def busy(events: list[Event]) -> list[Stretch]:
+def ends(own: Lanes) -> Stretch:
+    """When the first event of one rank began and the last ended."""
+    return min(events[0].start for events in own.values()), max(event.end for events in own.values() for event in events)
+
+
+def busy(own: Lanes) -> list[Stretch]:
     """When one rank computed: compute and optimizer, less the time it was blocked."""
-    return without(stretches(events, BUSY), stretches(events, (Lane.WAIT,)))
+    return without(stretches(own, BUSY), stretches(own, (Lane.WAIT,)))
 
 
 def last_arrivals(events: list[Event]) -> dict[tuple, float]:
@@ -88,21 +95,28 @@ def last_arrivals(events: list[Event]) -> dict[tuple, float]:
     return {key: max(start for _, start in came) for key, came in starts.items() if len(came) == len({r for r, _ in came}) == key[-1]}
 
 
-def rank_times(ledger: Ledger, events: list[Event] | None = None, arrivals: dict[tuple, float] | None = None) -> list[RankTimes]:
+def before_the_last(event: Event, arrivals: dict[tuple, float]) -> Stretch:
+    """The part of a collective before its last rank came, of length 0 or less where there is none or this is not known."""
+    return event.start, min(event.end, arrivals.get(meeting(event), event.start) if event.sequence >= 0 else event.start)
+
+
+def rank_times(ledger: Ledger, ranks: dict[int, Lanes] | None = None, arrivals: dict[tuple, float] | None = None) -> list[RankTimes]:
     """The step of every rank in numbers.
 
     Worked example: compute 0-4 s, a collective 3-6 s: communication 3 s, overlapped 1 s, exposed 2 s, overlap 33 %. Whoever has the
-    `drawable` events and the `last_arrivals` of the ledger already may give them.
+    `lanes_of_ranks` and the `last_arrivals` of its `drawable` events already may give them.
 
     Raises:
         FsdpRefError: the ledger holds no events.
     """
-    events = drawable(ledger) if events is None else events
-    arrivals = last_arrivals(events) if arrivals is None else arrivals
+    if ranks is None or arrivals is None:
+        events = drawable(ledger)
+        ranks, arrivals = lanes_of_ranks(events), last_arrivals(events)
     rows = []
-    for rank, own in by_rank(events).items():
+    for rank, own in ranks.items():
         computing, talking = busy(own), stretches(own, COMMUNICATION)
-        early = union((e.start, min(e.end, arrivals[meeting(e)])) for e in own if meeting(e) in arrivals)
-        rows.append(RankTimes(rank, max(e.end for e in own) - min(e.start for e in own), length(computing), length(talking),
-                              length(common(talking, computing)), length(without(talking, computing)), length(early)))
+        early = union([before_the_last(event, arrivals) for lane in COMMUNICATION for event in own.get(lane, ())])
+        start, end = ends(own)
+        rows.append(RankTimes(rank, end - start, length(computing), length(talking), length(common(talking, computing)),
+                              length(without(talking, computing)), length(early)))
     return rows

@@ -8,20 +8,32 @@ never draw an event longer or shorter than it was recorded, except where a recor
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError
+from ..garbage import uncollected
 from ..ledger import Event, Lane, Ledger
-from ..rows import meeting
 from . import style, thinned
-from .intervals import Stretch, length, without
+from .intervals import Stretch, each_without, without
 from .notes import in_words, notes
-from .overlap import COMMUNICATION, RankTimes, busy, by_rank, drawable, last_arrivals, rank_times, stretches
+from .overlap import (
+    COMMUNICATION,
+    Lanes,
+    RankTimes,
+    before_the_last,
+    busy,
+    drawable,
+    ends,
+    lanes_of_ranks,
+    last_arrivals,
+    rank_times,
+    stretches,
+)
 from .phases import fitting, phase_of, phase_spans, unit_labels
 from .picture import Picture
 from .units import Unit, figures, time_unit
@@ -40,8 +52,9 @@ class _Marks:
     labels: list[tuple[float, float, float, str, style.Style]] = field(default_factory=list)     # x0, x1, y, unit, look
     ticks: list[tuple[float, float, float, float]] = field(default_factory=list)                 # x, y0, y1, the bar's length
 
-    def box(self, stretch: Stretch, low: float, high: float, look: style.Style) -> None:
-        self.boxes.setdefault(look, []).append((*stretch, low, high))
+    def box(self, spans: list[Stretch], low: float, high: float, look: style.Style) -> None:
+        if spans:
+            self.boxes.setdefault(look, []).extend((start, end, low, high) for start, end in spans)
 
 
 def step_timeline(ledger: Ledger, *, ranks: list[int] | None = None) -> Picture:
@@ -57,9 +70,14 @@ def step_timeline(ledger: Ledger, *, ranks: list[int] | None = None) -> Picture:
         FsdpRefError: the ledger holds no events.
         ConfigError: a rank is not in the ledger.
     """
+    with uncollected():
+        return _step_timeline(ledger, ranks)
+
+
+def _step_timeline(ledger: Ledger, ranks: list[int] | None) -> Picture:
     found = drawable(ledger)
-    arrivals = last_arrivals(found)
-    times, events = rank_times(ledger, found, arrivals), by_rank(found)
+    arrivals, events = last_arrivals(found), lanes_of_ranks(found)
+    times = rank_times(ledger, events, arrivals)
     chosen = list(events)[:RANK_LIMIT] if ranks is None else list(ranks)
     if not chosen or (set(chosen) - set(events)):
         raise ConfigError(f"ranks {chosen} are not all in the ledger; choose from {list(events)}")
@@ -96,13 +114,13 @@ def _overlap(row: RankTimes) -> str:
 # -- where things go ----------------------------------------------------------------------------------------------------------
 
 
-def own_stretches(events: list[Event]) -> list[tuple[Event, list[Stretch]]]:
+def own_stretches(own: Lanes) -> list[tuple[Event, list[Stretch]]]:
     """One rank's compute events, each with the time that is its own: its span less the compute events inside it and less waits.
 
     forward of the root 0-10, forward of a layer 2-5, a wait 1-2: the root's own time is 0-1 and 5-10, the layer's 2-5.
     """
-    blocked = stretches(events, (Lane.WAIT,))
-    compute = sorted((e for e in events if e.lane == Lane.COMPUTE), key=lambda e: (e.start, -e.end))
+    compute = sorted(own.get(Lane.COMPUTE, ()), key=lambda e: (e.start, -e.end))
+    working = each_without([(e.start, e.end) for e in compute], stretches(own, (Lane.WAIT,)))
     inside: list[list[Stretch]] = [[] for _ in compute]
     open_: list[int] = []
     for i, event in enumerate(compute):
@@ -111,18 +129,7 @@ def own_stretches(events: list[Event]) -> list[tuple[Event, list[Stretch]]]:
         if open_:
             inside[open_[-1]].append((event.start, min(event.end, compute[open_[-1]].end)))
         open_.append(i)
-    return [(event, _less(_less([(event.start, event.end)], inner), _near(blocked, event)))
-            for event, inner in zip(compute, inside, strict=True)]
-
-
-def _less(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
-    """`without`, and at once where there is nothing to take out (most events of a long recording)."""
-    return without(a, b) if b else a
-
-
-def _near(a: list[Stretch], event: Event) -> list[Stretch]:
-    """The stretches of a union that touch an event (found by bisection, so that long recordings stay quick)."""
-    return a[bisect_right(a, event.start, key=lambda s: s[1]):bisect_left(a, event.end, key=lambda s: s[0])]
+    return [(event, without(left, inner) if inner else left) for event, left, inner in zip(compute, working, inside, strict=True)]
 
 
 def tracks(events: list[Event]) -> list[int]:
@@ -138,21 +145,17 @@ def tracks(events: list[Event]) -> list[int]:
     return chosen
 
 
-def _plan(ranks: dict[int, list[Event]]) -> tuple[list[Lane], dict[Lane, float]]:
+def _plan(ranks: dict[int, Lanes]) -> tuple[list[Lane], dict[Lane, float]]:
     """The lanes that any rank uses and their heights in inches: a lane with several collectives in flight is taller."""
-    lanes = [lane for lane in ORDER if any(event.lane == lane for events in ranks.values() for event in events)]
-    most = {lane: max(1 + max(tracks(_of(events, lane)), default=0) for events in ranks.values()) for lane in lanes}
+    lanes = [lane for lane in ORDER if any(lane in own for own in ranks.values())]
+    most = {lane: max(1 + max(tracks(own.get(lane, [])), default=0) for own in ranks.values()) for lane in lanes}
     return lanes, {lane: LANE if lane == Lane.COMPUTE else LANE * min(1 + 0.4 * (most[lane] - 1), 3.0) for lane in lanes}
-
-
-def _of(events: list[Event], lane: Lane) -> list[Event]:
-    return sorted((event for event in events if event.lane == lane), key=lambda e: (e.start, e.sequence))
 
 
 # -- drawing ------------------------------------------------------------------------------------------------------------------
 
 
-def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes], unit: Unit, heading: str, more: str,
+def _draw(ranks: dict[int, Lanes], arrivals: dict, times: list[RankTimes], unit: Unit, heading: str, more: str,
           said: list[str]) -> Figure:
     lanes, heights = _plan(ranks)
     group = sum(heights.values())
@@ -161,60 +164,58 @@ def _draw(ranks: dict[int, list[Event]], arrivals: dict, times: list[RankTimes],
     style.title(figure, heading, "hatched = exposed (no compute in progress) or blocked; tick = the last rank came to that collective"
                 + more, said)
     axes = style.axes_in_inches(figure, LEFT, RIGHT, top, bottom)
-    zero = min(event.start for events in ranks.values() for event in events)
-    span = max(event.end for events in ranks.values() for event in events) - zero
+    zero = min(ends(own)[0] for own in ranks.values())
+    span = max(ends(own)[1] for own in ranks.values()) - zero
     axes.set_xlim(0, unit.of(span) or 1)
     axes.set_ylim(body, 0)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     axes.set_xlabel(f"time since the first event of the step ({unit.name})", labelpad=2)
-    names = unit_labels(list(dict.fromkeys(e.unit for events in ranks.values() for e in events
-                                  if e.unit and e.lane in (Lane.COMPUTE, *COMMUNICATION))))
+    names = unit_labels(list(dict.fromkeys(event.unit for own in ranks.values() for lane in (Lane.COMPUTE, *COMMUNICATION)
+                                           for event in own.get(lane, ()) if event.unit)))
     marks, by_number = _Marks(), {row.rank: row for row in times}
     y = GAP / 2
-    for rank, events in ranks.items():
-        computing = busy(events)
+    for rank, own in ranks.items():
+        computing = busy(own)
         for lane in lanes:
-            _collect(marks, events, lane, (y, heights[lane]), arrivals, computing)
+            _collect(marks, own, lane, (y, heights[lane]), arrivals, computing)
             axes.text(-0.01, y + heights[lane] / 2, lane, transform=axes.get_yaxis_transform(), ha="right", va="center",
                       fontsize=style.SMALL - 0.5)
             y += heights[lane]
         _rank_margin(axes, by_number[rank], y - group, group, unit)
         y += GAP
     _paint(axes, marks, names, zero, unit)
-    _phases(axes, [(name, unit.of(start - zero), unit.of(end - zero)) for name, start, end in phase_spans(next(iter(ranks.values())))])
+    spans = phase_spans(list(chain.from_iterable(next(iter(ranks.values())).values())))
+    _phases(axes, [(name, unit.of(start - zero), unit.of(end - zero)) for name, start, end in spans])
     _keys(figure, marks, lanes, names)
     return figure
 
 
-def _collect(marks: _Marks, events: list[Event], lane: Lane, place: tuple[float, float], arrivals: dict[tuple, float],
+def _collect(marks: _Marks, own: Lanes, lane: Lane, place: tuple[float, float], arrivals: dict[tuple, float],
              computing: list[Stretch]) -> None:
     """The boxes, labels and ticks of one lane of one rank, in `place` (y, height); `computing` says when the rank was busy."""
     low, high = place[0] + 0.015, sum(place) - 0.015
     if lane == Lane.COMPUTE:
-        for event, own in own_stretches(events):
+        for event, spans in own_stretches(own):
             look = style.BACKWARD if phase_of(event) == "backward" else style.FORWARD
-            for stretch in own:
-                marks.box(stretch, low, high, look)
-            if own:
-                marks.labels.append((*max(own, key=lambda s: s[1] - s[0]), (low + high) / 2, event.unit, look))
-        for event in _of(events, Lane.WAIT):
-            marks.box((event.start, event.end), low, high, style.LANES[Lane.WAIT])
+            marks.box(spans, low, high, look)
+            if spans:
+                marks.labels.append((*max(spans, key=lambda s: s[1] - s[0]), (low + high) / 2, event.unit, look))
+        marks.box([(event.start, event.end) for event in own.get(Lane.WAIT, ())], low, high, style.LANES[Lane.WAIT])
         return
-    own, look = _of(events, lane), style.LANES[lane]
-    hatched, placed = style.Style(look.fill, look.letter, style.LOST), tracks(own)
-    each = (high - low) / (max(placed, default=0) + 1)
-    for event, track in zip(own, placed, strict=True):
+    events, look = own.get(lane, []), style.LANES[lane]
+    hatched, placed = style.Style(look.fill, look.letter, style.LOST), tracks(events)
+    each, whole = (high - low) / (max(placed, default=0) + 1), [(event.start, event.end) for event in events]
+    bare = each_without(whole, computing) if lane in COMMUNICATION else [[]] * len(whole)
+    for event, track, bar, exposed in zip(events, placed, whole, bare, strict=True):
         y0, y1 = low + track * each, low + (track + 1) * each
-        marks.box((event.start, event.end), y0, y1, look)
-        exposed = _less([(event.start, event.end)], _near(computing, event)) if lane in COMMUNICATION else []
-        for stretch in exposed:
-            marks.box(stretch, y0, y1, hatched)
+        marks.box([bar], y0, y1, look)
+        marks.box(exposed, y0, y1, hatched)
         if each > 0.12:
-            marks.labels.append((event.start, event.end, (y0 + y1) / 2, event.unit, hatched if length(exposed) else look))
-        last = arrivals.get(meeting(event), event.start)
-        if event.start < last < event.end:
-            marks.ticks.append((last, y0, y1, event.end - event.start))
+            marks.labels.append((*bar, (y0 + y1) / 2, event.unit, hatched if exposed else look))
+        came, last = before_the_last(event, arrivals)
+        if came < last < event.end:
+            marks.ticks.append((last, y0, y1, event.end - came))
 
 
 def _paint(axes: Axes, marks: _Marks, names: dict[str, str], zero: float, unit: Unit) -> None:

@@ -10,14 +10,14 @@ PACKAGE = ROOT / "fsdp_ref"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
-FOUNDATION = ("errors", "rows", "clock", "textfile", "perfetto", "allocator", "alignment", "saved", "ledger_file", "recorded", "placements",
-              "ledger", "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint", "pending",
+FOUNDATION = ("errors", "rows", "clock", "textfile", "garbage", "perfetto", "allocator", "alignment", "saved", "ledger_file", "recorded",
+              "placements", "ledger", "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint", "pending",
               "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "textfile": ("errors",), "allocator": (), "alignment": (),
     "saved": ("rows",), "ledger_file": ("errors", "rows"),
-    "perfetto": ("errors", "rows", "recorded", "textfile"),
+    "garbage": (), "perfetto": ("errors", "rows", "recorded", "textfile", "garbage"),
     "placements": ("errors",),
     "recorded": ("errors", "rows", "ledger_file", "textfile", "perfetto"),
     "ledger": ("errors", "rows", "clock", "allocator", "saved", "recorded"),
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "contrast": (*FOUNDATION, "nested"),
     "models": ("errors",), "data": ("errors",),
     "checkpoint": (*FOUNDATION, "engine"),
-    "viz": ("errors", "rows", "ledger"), "live": ("errors", "rows", "ledger", "textfile"),
+    "viz": ("errors", "rows", "ledger", "garbage"), "live": ("errors", "rows", "ledger", "textfile"),
     "interval": ("errors",), "progress": ("errors", "textfile"),
     "certificate": ("errors", "textfile", "train_options"),
     "quizzes": ("errors", "rows", "placements", "interval", "plan"),

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fsdp_ref.viz.intervals import clip, common, length, union, without
+from fsdp_ref.viz.intervals import clip, common, each_without, length, union, without
 
 
 def _grid(stretches):
@@ -36,5 +36,7 @@ def test_against_a_grid():
         assert _grid(union(a)) == _grid(a)
         assert _grid(common(union(a), union(b))) == _grid(a) & _grid(b)
         assert _grid(without(union(a), union(b))) == _grid(a) - _grid(b)
+        a.sort(key=lambda stretch: stretch[0])                                  # they overlap, and each keeps what is left of it
+        assert [_grid(left) for left in each_without(a, union(b))] == [_grid([each]) - _grid(b) for each in a]
         assert length(union(a)) == len(_grid(a))
         assert _grid(clip(union(a), 5, 20)) == _grid(a) & set(range(5, 20))

@@ -32,6 +32,14 @@ def test_every_event_is_a_slice_with_its_times(tmp_path):
     assert [r["args"]["name"] for r in rows if r["name"] == "process_name"] == [f"rank 0{i} (measured)" for i in range(4)]
 
 
+def test_any_name_is_written_as_it_is(tmp_path):
+    odd = 'a "quoted" \\ back\nslash \u00e9\u2028 \x01'
+    events = [Event(0, Lane.COMPUTE, odd, odd, odd, 0.0, 1.0), Event(0, Lane.ALL_GATHER, odd, odd, odd, 1.0, 2.0, 8, 2, 0)]
+    _, rows = _trace(Ledger(events), tmp_path / "t.json")
+    assert [(r["name"], r["args"]["phase"]) for r in rows if r["ph"] == "X"] == [(f"{odd} {odd}", odd)] * 2
+    assert [r["args"].get("Collective name") for r in rows if r["ph"] == "X"] == [None, odd]
+
+
 def test_one_flow_a_collective_in_the_order_of_arrival(tmp_path):
     ledger = samples.zero3(world=3)
     kinds, rows = _trace(ledger, tmp_path / "t.json")
