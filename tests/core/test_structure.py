@@ -11,8 +11,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # Who may import whom: a part may import the parts that stand before it, and itself. Commands at the end may import everything but lab.
 FOUNDATION = ("errors", "rows", "clock", "textfile", "garbage", "perfetto", "allocator", "alignment", "saved", "ledger_file", "recorded",
-              "placements", "ledger", "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint", "pending",
-              "collectives")
+              "placements", "ledger", "words", "catalogue", "source", "witness", "farewell", "meeting", "world", "wire", "fingerprint",
+              "pending", "collectives")
 MAY_IMPORT = {
     "errors": (), "rows": (), "clock": (),
     "textfile": ("errors",), "allocator": (), "alignment": (),
