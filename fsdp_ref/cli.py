@@ -44,14 +44,18 @@ def checkpoint(argv: list[str]) -> int:
 
 
 def bench(argv: list[str]) -> int:
-    """Compare with torch's own, side by side."""
+    """Measure side by side with torch's own, or with and without."""
     p = Parser(prog="fsdp-ref bench", description="Side-by-side benchmarks.", add_help=not argv or argv[0] in ("-h", "--help"))
-    p.add_argument("what", choices=("engine", "checkpoint"), metavar="engine|checkpoint",
-                   help="this engine beside torch.distributed.fsdp.fully_shard; saving and loading beside torch.distributed.checkpoint")
-    if p.parse_args(argv[:1]).what == "engine":
+    p.add_argument("what", choices=("engine", "checkpoint", "pictures"), metavar="engine|checkpoint|pictures",
+                   help="this engine beside torch.distributed.fsdp.fully_shard; saving and loading beside torch.distributed.checkpoint; "
+                        "drawing, exporting and watching")
+    what = p.parse_args(argv[:1]).what
+    if what == "engine":
         from .bench import engine as command
-    else:
+    elif what == "checkpoint":
         from .bench import checkpoint as command
+    else:
+        from .bench import pictures as command
     return command.main(argv[1:])
 
 

@@ -11,9 +11,9 @@ The same sources give the same bytes. A build must never leave a half-written fi
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
+from .. import textfile
 from ..errors import ConfigError
 from . import nbgrader, otter, plain
 from .cells import Graded
@@ -54,11 +54,8 @@ def write(folder: Path, out: Path, parts: tuple[str, ...] = PARTS, only: tuple[s
 
 
 def _put(path: Path, text: str) -> Path:
-    partial = path.with_name(path.name + ".partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror}); give a folder that may be written to with --out") from None
-    return path
+        raise ConfigError(f"{path.parent} cannot be written to ({error.strerror}); give another folder with --out") from None
+    return textfile.write(path, text, "the exercise")

@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "quizzes": ("errors", "rows", "placements", "interval", "plan"),
     "plan": (*FOUNDATION, "interval", "wrap", "nested", "policies", "engine", "models", "train_options", "bench"),
     "selftest": FOUNDATION,
-    "exercises": ("errors", "train_options", "viz", "lab"),
+    "exercises": ("errors", "textfile", "train_options", "viz", "lab"),
 }
 
 

@@ -133,7 +133,7 @@ def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         build.write(SOURCES, tmp_path / "file", only=(IDS[0],))
-    assert not [path for path in tmp_path.rglob("*.partial")]
+    assert not [path for path in tmp_path.rglob("*.tmp")]
 
 
 @pytest.mark.parametrize("form", [None, source.without_marks], ids=["stub", "solution"])
