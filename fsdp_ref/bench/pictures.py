@@ -90,7 +90,7 @@ def drawing(whole: Ledger, path: Path, rounds: int) -> dict[str, list[float]]:
     """Seconds of each picture and of each trace in each of `rounds` rounds, after one that is not kept (fonts are looked for in it)."""
     events_alone = replace(whole, allocations=[])
     work: dict[str, Callable[[], object]] = {
-        "timeline": lambda: viz.step_timeline(whole).png, "memory": lambda: viz.memory_over_step({"recorded": whole}).png,
+        "timeline": lambda: viz.step_timeline(whole).png(), "memory": lambda: viz.memory_over_step({"recorded": whole}).png(),
         "trace": lambda: events_alone.to_perfetto(path), "full trace": lambda: whole.to_perfetto(path)}
     times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(1 + rounds):

@@ -12,18 +12,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import chain
 
+import numpy as np
+
 Stretch = tuple[float, float]
 
 
 def union(stretches: Iterable[Stretch]) -> list[Stretch]:
     """The time that at least one of `stretches` (any order, overlapping or not) covers."""
-    joined: list[Stretch] = []
-    for start, end in sorted(s for s in stretches if s[1] > s[0]):
-        if joined and start <= joined[-1][1]:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    return joined
+    spans = np.array(list(stretches)).reshape(-1, 2)
+    spans = spans[spans[:, 1] > spans[:, 0]]
+    starts, ends = spans[spans[:, 0].argsort()].T
+    reached = np.maximum.accumulate(ends)                                       # by all up to and with this one
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] > reached[:-1]))) if len(spans) else np.empty(0, int)
+    last = np.append(first[1:] - 1, len(spans) - 1)[:len(first)]
+    return list(zip(starts[first].tolist(), reached[last].tolist(), strict=True))
 
 
 def common(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
@@ -31,10 +33,11 @@ def common(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
     shared: list[Stretch] = []
     i = j = 0
     while i < len(a) and j < len(b):
-        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        (a0, a1), (b0, b1) = a[i], b[j]
+        start, end = a0 if a0 > b0 else b0, a1 if a1 < b1 else b1
         if end > start:
             shared.append((start, end))
-        if a[i][1] < b[j][1]:
+        if a1 < b1:
             i += 1
         else:
             j += 1
@@ -54,10 +57,11 @@ def each_without(a: list[Stretch], b: list[Stretch]) -> list[list[Stretch]]:
         while j < many and b[j][1] <= start:
             j += 1
         left, k = [], j
-        while k < many and b[k][0] < end:
-            if b[k][0] > start:
-                left.append((start, b[k][0]))
-            start = max(start, b[k][1])
+        while k < many and (begin := b[k][0]) < end:
+            if begin > start:
+                left.append((start, begin))
+            if (stop := b[k][1]) > start:
+                start = stop
             k += 1
         if end > start:
             left.append((start, end))

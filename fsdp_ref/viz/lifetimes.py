@@ -1,27 +1,33 @@
 """From when to when each unit's whole weight is alive on one rank, and how many bytes of whole weights that is at each moment.
 
 Under ZeRO-3 a unit has two short lives a step; with reshard_after_forward=False one long one; under DDP it never dies. This module must
-never join two lives that an instant separates.
+never join two lives that an instant separates (in the drawing: that half a pixel does).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import FsdpRefError
+from ..garbage import uncollected
 from ..ledger import Allocation, Category, Ledger
-from . import style
+from . import style, thinned
 from .notes import in_words, notes
 from .overlap import MARK
-from .phases import fitting, phase_spans
+from .phases import draw_lines, draw_names, phase_spans
 from .picture import Picture
 from .units import Unit, byte_unit, time_unit
 
 UNIT_LIMIT = 24
+LEFT, RIGHT = 1.5, 0.9              # inches beside the axes
 WHOLE = style.CATEGORIES[Category.UNSHARDED_PARAM]
 
 
+@uncollected()
 def weight_lifetimes(ledger: Ledger, rank: int = 0) -> Picture:
     """The lives of every unit's whole weight on `rank`, one line a unit.
 
@@ -66,6 +72,15 @@ def _together(rows: list[Allocation], begin: float, end: float) -> tuple[np.ndar
     return edges, change.cumsum()[:-1]
 
 
+def _lives(axes: Axes, boxes: np.ndarray) -> None:
+    """One unit's bars, (n, 4); those too thin for a hatch are plain, and joined where a gap between them is less than half a pixel."""
+    left, right = axes.get_xlim()
+    pixel = (right - left) / (style.WIDTH - LEFT - RIGHT) / style.DPI
+    wide = boxes[:, 1] - boxes[:, 0] >= 3 * pixel
+    style.boxes(axes, boxes[wide], WHOLE)
+    style.boxes(axes, thinned.joined(boxes[~wide], pixel / 2), replace(WHOLE, hatch=""), edge=0)
+
+
 def _draw(lives: dict[str, list[tuple[float, float, int]]], together: tuple[np.ndarray, np.ndarray], phases: list[tuple[str, float, float]],
           units: tuple[Unit, Unit], heading: str, said: list[str]) -> Figure:
     size, time = units
@@ -76,25 +91,22 @@ def _draw(lives: dict[str, list[tuple[float, float, int]]], together: tuple[np.n
     more = f"; {len(lives) - len(shown)} more units in the table" if len(shown) < len(lives) else ""
     style.title(figure, heading, "a bar from the moment the memory is there to the moment it is free; below: all of them together" + more,
                 said)
-    axes = style.axes_in_inches(figure, 1.5, 0.9, top, bottom + low + gap)
-    below = style.axes_in_inches(figure, 1.5, 0.9, total - bottom - low, bottom)
+    axes = style.axes_in_inches(figure, LEFT, RIGHT, top, bottom + low + gap)
+    below = style.axes_in_inches(figure, LEFT, RIGHT, total - bottom - low, bottom)
     edges, level = together
     for each in (axes, below):
         each.set_xlim(0, time.of(float(edges[-1])) or 1)
-        for _, start, _ in phases:
-            each.axvline(start, color="#777777", linewidth=0.6, linestyle=(0, (1, 2)), zorder=0)
+        draw_lines(each, phases)
     axes.set_ylim(len(shown), 0)
     axes.set_yticks([i + 0.5 for i in range(len(shown))], [style.shorten(unit, 24) for unit in shown])
     axes.tick_params(axis="both", length=0, labelbottom=False)
     for i, of in enumerate(shown.values()):
-        style.boxes(axes, [(time.of(a), time.of(b), i + 0.14, i + 0.86) for a, b, _ in of], WHOLE)
+        _lives(axes, np.array([(time.of(a), time.of(b), i + 0.14, i + 0.86) for a, b, _ in of]))
         text = f"{size.text(max(n for _, _, n in of))} × {len(of)}"
         axes.text(1.012, i + 0.5, text, transform=axes.get_yaxis_transform(), va="center", fontsize=style.SMALL)
-    across = (style.WIDTH - 2.4) / axes.get_xlim()[1]
-    for name, start, stop in phases:
-        axes.text((start + stop) / 2, 1.0, fitting(name, (stop - start) * across, style.SMALL), transform=axes.get_xaxis_transform(),
-                  ha="center", va="bottom", fontsize=style.SMALL, color="#333333")
-    below.stairs(level / size.size, edges / time.size, fill=True, facecolor=WHOLE.fill, edgecolor=style.EDGE, hatch=WHOLE.hatch,
+    draw_names(axes, phases)
+    edges, (drawn,) = thinned.fullest(edges, level[None], round(2 * (style.WIDTH - LEFT - RIGHT) * style.DPI))
+    below.stairs(drawn / size.size, edges / time.size, fill=True, facecolor=WHOLE.fill, edgecolor=style.EDGE, hatch=WHOLE.hatch,
                  linewidth=0.6)
     below.set_ylim(0, size.of(float(level.max())) * 1.3 or 1)
     below.set_ylabel(size.name)

@@ -18,9 +18,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError, FsdpRefError
+from ..garbage import uncollected
 from ..ledger import Allocation, Category, Event, Ledger
-from . import style
-from .phases import fitting, phase_spans
+from . import style, thinned
+from .phases import draw_lines, draw_names, phase_spans
 from .picture import Picture
 from .units import Unit, byte_unit, time_unit
 
@@ -51,6 +52,7 @@ class Curve:
         return float(self.edges[int(self.total.argmax())])
 
 
+@uncollected()
 def memory_over_step(ledgers: Mapping[str, Ledger], *, rank: int | None = 0) -> Picture:
     """Memory by category over one step, one panel per entry of `ledgers` ({"DDP": ledger, "ZeRO-3": ledger}).
 
@@ -170,30 +172,21 @@ def _draw(curves: list[Curve], size: Unit, time: Unit, heading: str) -> Figure:
 def draw_panel(axes: Axes, curve: Curve, size: Unit, time: Unit, heading: str = "") -> None:
     """One rank's stacked areas, phases and labelled peak; the caller has set the limits of the axes."""
     axes.set_title(heading or f"{curve.name}, rank {curve.rank}", pad=17, fontsize=style.NORMAL + 1)
-    edges, levels = _at_most(curve, 2 * round(axes.get_position().width * style.WIDTH * style.DPI))
+    edges, levels = thinned.fullest(curve.edges, curve.levels, 2 * round(axes.get_position().width * style.WIDTH * style.DPI))
     edges, floor = edges / time.size, np.zeros(levels.shape[1])
     for i, category in enumerate(Category):
         ceiling = floor + levels[i] / size.size
         _draw_band(axes, edges, floor, ceiling, style.CATEGORIES[category])
         floor = ceiling
-    draw_phases(axes, curve, time)
+    spans = [(phase, time.of(start), time.of(end)) for phase, start, end in curve.phases]
+    draw_lines(axes, spans, order=1)
+    draw_names(axes, spans, y=1.015)
     x, y = time.of(curve.peak_time), size.of(curve.peak)
     left, right = axes.get_xlim()
     late = x > left + 0.6 * (right - left)
     axes.plot([x], [y], marker="o", markersize=4, color=style.EDGE, zorder=7)
     axes.annotate(f"peak {size.text(curve.peak)}", (x, y), xytext=(-4 if late else 4, 5), textcoords="offset points", fontweight="bold",
                   ha="right" if late else "left", va="bottom", zorder=8)
-
-
-def _at_most(curve: Curve, pieces: int) -> tuple[np.ndarray, np.ndarray]:
-    """The curve's edges and levels; of a curve with more than `pieces` pieces, in each of `pieces` equal parts the fullest moment."""
-    if curve.levels.shape[1] <= pieces:
-        return curve.edges, curve.levels
-    grid = np.linspace(curve.edges[0], curve.edges[-1], pieces + 1)
-    first = np.clip(np.searchsorted(curve.edges, grid[:-1], side="right") - 1, 0, None)      # the piece in which each part begins
-    last = np.maximum(np.searchsorted(curve.edges, grid[1:], side="left"), first + 1)
-    fullest = [a + int(curve.total[a:b].argmax()) for a, b in zip(first, last, strict=True)]
-    return grid, curve.levels[:, fullest]
 
 
 def _draw_band(axes: Axes, edges: np.ndarray, floor: np.ndarray, ceiling: np.ndarray, look: style.Style) -> None:
@@ -222,14 +215,3 @@ def _inches(axes: Axes, piece: tuple[float, float, float, float]) -> tuple[float
     wide, high = axes.figure.get_size_inches()
     (left, right), (low, top) = axes.get_xlim(), axes.get_ylim()
     return (piece[1] - piece[0]) / (right - left) * box.width * wide, (piece[3] - piece[2]) / (top - low) * box.height * high
-
-
-def draw_phases(axes: Axes, curve: Curve, time: Unit) -> None:
-    """The phases' names over the panel, a dotted line where each begins."""
-    width = axes.get_position().width * style.WIDTH
-    share = axes.get_xlim()[1]
-    for phase, start, end in curve.phases:
-        room = time.of(end - start) / share * width
-        axes.axvline(time.of(start), color="#555555", linewidth=0.6, linestyle=(0, (1, 2)), zorder=1)
-        axes.text(time.of((start + end) / 2), 1.015, fitting(phase, room, style.SMALL), transform=axes.get_xaxis_transform(),
-                  fontsize=style.SMALL, ha="center", va="bottom", color="#333333")

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import ConfigError
+from ..garbage import uncollected
 from ..ledger import Category, Ledger
 from . import style
 from .memory import Curve, curve_of, draw_panel
@@ -21,6 +22,7 @@ RANK_LIMIT = 8
 DASHED = (0, (4, 2))
 
 
+@uncollected()
 def memory_by_rank(ledger: Ledger, *, capacity: int | None = None, predicted: Ledger | None = None,
                    ranks: list[int] | None = None) -> Picture:
     """Memory by category over one step, one panel a rank.

@@ -37,10 +37,9 @@ def in_words(said: list[str]) -> str:
 
 def clocks_apart(events: list[Event]) -> float:
     """Seconds by which a rank seems to have left a collective before another had entered it; 0 where that never happens."""
-    entered: dict[tuple, list[float]] = defaultdict(list)
-    left: dict[tuple, list[float]] = defaultdict(list)
+    came: dict[tuple, list[Event]] = defaultdict(list)
     for event in events:
-        if event.lane in TOGETHER and event.sequence >= 0:
-            entered[meeting(event)].append(event.start)
-            left[meeting(event)].append(event.end)
-    return max((max(entered[key]) - min(left[key]) for key in entered if len(entered[key]) == key[-1]), default=0.0)
+        if event.sequence >= 0 and event.lane in TOGETHER:
+            came[meeting(event)].append(event)
+    return max((max([e.start for e in them]) - min([e.end for e in them]) for key, them in came.items() if len(them) == key[-1]),
+               default=0.0)

@@ -8,7 +8,10 @@ taken out of compute first. This module must never count a stretch of time twice
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 
 from ..errors import FsdpRefError
 from ..ledger import Event, Lane, Ledger
@@ -20,7 +23,34 @@ COMMUNICATION = (Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTH
 BUSY = (Lane.COMPUTE, Lane.OPTIMIZER)
 MARK = "mark"
 
-Lanes = dict[Lane, list[Event]]         # one rank's events by lane, in order of their starts; lanes without events are left out
+
+class Lanes(dict[Lane, list[Event]]):
+    """One rank's events by lane, in order of their starts; lanes without events are left out."""
+
+    def stretches(self, *lanes: Lane) -> list[Stretch]:
+        """The time that at least one event of `lanes` covers."""
+        return union([(event.start, event.end) for lane in lanes for event in self.get(lane, ())])
+
+    @cached_property
+    def busy(self) -> list[Stretch]:
+        """When the rank computed: compute and optimizer, less the time it was blocked."""
+        return without(self.stretches(*BUSY), self.stretches(Lane.WAIT))
+
+    def before_the_last(self, lane: Lane, arrivals: dict[tuple, float]) -> list[Stretch]:
+        """For each collective of a lane the part before its last rank came, of length 0 where there is none or this is not known."""
+        if lane not in self._early:
+            last = [arrivals.get(meeting(event), event.start) if event.sequence >= 0 else event.start for event in self.get(lane, ())]
+            self._early[lane] = [(event.start, min(event.end, moment)) for event, moment in zip(self.get(lane, ()), last, strict=True)]
+        return self._early[lane]
+
+    @cached_property
+    def _early(self) -> dict[Lane, list[Stretch]]:
+        return {}
+
+    @cached_property
+    def ends(self) -> Stretch:
+        """When the first event began and the last ended."""
+        return min(events[0].start for events in self.values()), max(max([event.end for event in events]) for events in self.values())
 
 
 @dataclass(frozen=True)
@@ -52,34 +82,24 @@ def drawable(ledger: Ledger) -> list[Event]:
     Raises:
         FsdpRefError: there are none.
     """
-    events = [event if event.on_wire is None else replace(event, start=event.on_wire) for event in ledger.events if event.phase != MARK]
+    events = [event if event.on_wire is None else _on_wire(event) for event in ledger.events if event.phase != MARK]
     if not events:
         raise FsdpRefError("the ledger holds no events; record a step (with record() as ledger: step()) and gather the ledgers of all"
                            " ranks")
     return events
 
 
+def _on_wire(e: Event) -> Event:
+    """The event from the moment its turn came. (`dataclasses.replace` takes twice as long, and a recording may have many.)"""
+    return Event(e.rank, e.lane, e.name, e.unit, e.phase, e.on_wire, e.end, e.bytes, e.group_size, e.sequence, None, e.leader)
+
+
 def lanes_of_ranks(events: list[Event]) -> dict[int, Lanes]:
     """The events of each rank by lane: ranks in order, and in each lane the events in order of their starts."""
-    ranks: dict[int, Lanes] = defaultdict(lambda: defaultdict(list))
-    for event in sorted(events, key=lambda e: (e.start, e.sequence)):
-        ranks[event.rank][event.lane].append(event)
-    return {rank: dict(ranks[rank]) for rank in sorted(ranks)}
-
-
-def stretches(own: Lanes, lanes: tuple[Lane, ...]) -> list[Stretch]:
-    """The time that at least one event of `lanes` covers, on one rank."""
-    return union([(event.start, event.end) for lane in lanes for event in own.get(lane, ())])
-
-
-def ends(own: Lanes) -> Stretch:
-    """When the first event of one rank began and the last ended."""
-    return min(events[0].start for events in own.values()), max(event.end for events in own.values() for event in events)
-
-
-def busy(own: Lanes) -> list[Stretch]:
-    """When one rank computed: compute and optimizer, less the time it was blocked."""
-    return without(stretches(own, BUSY), stretches(own, (Lane.WAIT,)))
+    ranks: dict[int, Lanes] = defaultdict(Lanes)
+    for event in sorted(events, key=attrgetter("start", "sequence")):
+        ranks[event.rank].setdefault(event.lane, []).append(event)
+    return {rank: ranks[rank] for rank in sorted(ranks)}
 
 
 def last_arrivals(events: list[Event]) -> dict[tuple, float]:
@@ -88,16 +108,12 @@ def last_arrivals(events: list[Event]) -> dict[tuple, float]:
     A collective that the ledger does not hold for every rank of its group, or for more (two groups whose leaders were not
     recorded), is left out: who met whom is not known then.
     """
-    starts: dict[tuple, list[tuple[int, float]]] = defaultdict(list)
+    met: dict[tuple, list[Event]] = defaultdict(list)
     for event in events:
-        if event.lane in COMMUNICATION and event.sequence >= 0:
-            starts[meeting(event)].append((event.rank, event.start))
-    return {key: max(start for _, start in came) for key, came in starts.items() if len(came) == len({r for r, _ in came}) == key[-1]}
-
-
-def before_the_last(event: Event, arrivals: dict[tuple, float]) -> Stretch:
-    """The part of a collective before its last rank came, of length 0 or less where there is none or this is not known."""
-    return event.start, min(event.end, arrivals.get(meeting(event), event.start) if event.sequence >= 0 else event.start)
+        if event.sequence >= 0 and event.lane in COMMUNICATION:
+            met[meeting(event)].append(event)
+    return {key: max([event.start for event in came]) for key, came in met.items()
+            if len(came) == key[-1] and len({event.rank for event in came}) == key[-1]}
 
 
 def rank_times(ledger: Ledger, ranks: dict[int, Lanes] | None = None, arrivals: dict[tuple, float] | None = None) -> list[RankTimes]:
@@ -114,9 +130,9 @@ def rank_times(ledger: Ledger, ranks: dict[int, Lanes] | None = None, arrivals: 
         ranks, arrivals = lanes_of_ranks(events), last_arrivals(events)
     rows = []
     for rank, own in ranks.items():
-        computing, talking = busy(own), stretches(own, COMMUNICATION)
-        early = union([before_the_last(event, arrivals) for lane in COMMUNICATION for event in own.get(lane, ())])
-        start, end = ends(own)
+        computing, talking = own.busy, own.stretches(*COMMUNICATION)
+        early = union(chain.from_iterable(own.before_the_last(lane, arrivals) for lane in COMMUNICATION))
+        start, end = own.ends
         rows.append(RankTimes(rank, end - start, length(computing), length(talking), length(common(talking, computing)),
                               length(without(talking, computing)), length(early)))
     return rows

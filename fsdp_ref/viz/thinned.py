@@ -46,3 +46,15 @@ def covered(boxes: np.ndarray, edges: np.ndarray) -> np.ndarray:
         count = np.searchsorted(moments, edges, side="right")
         return count * edges - np.concatenate(([0.0], np.cumsum(moments)))[count]
     return np.diff(before(boxes[:, 0]) - before(boxes[:, 1]))
+
+
+def fullest(edges: np.ndarray, levels: np.ndarray, pieces: int) -> tuple[np.ndarray, np.ndarray]:
+    """Edges (n + 1,) and stacked levels (kinds, n) of a curve; of one with more than `pieces` pieces, in each of `pieces` equal parts of
+    its time the moment with the highest sum, so that no peak is lost."""
+    if levels.shape[1] <= pieces:
+        return edges, levels
+    grid = np.linspace(edges[0], edges[-1], pieces + 1)
+    first = np.clip(np.searchsorted(edges, grid[:-1], side="right") - 1, 0, None)            # the piece in which each part begins
+    last = np.maximum(np.searchsorted(edges, grid[1:], side="left"), first + 1)
+    total = levels.sum(axis=0)
+    return grid, levels[:, [a + int(total[a:b].argmax()) for a, b in zip(first, last, strict=True)]]

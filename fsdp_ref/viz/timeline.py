@@ -25,16 +25,12 @@ from .overlap import (
     COMMUNICATION,
     Lanes,
     RankTimes,
-    before_the_last,
-    busy,
     drawable,
-    ends,
     lanes_of_ranks,
     last_arrivals,
     rank_times,
-    stretches,
 )
-from .phases import fitting, phase_of, phase_spans, unit_labels
+from .phases import draw_lines, draw_names, phase_of, phase_spans, unit_labels
 from .picture import Picture
 from .units import Unit, figures, time_unit
 
@@ -48,15 +44,18 @@ ORDER = (Lane.COMPUTE, Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, La
 class _Marks:
     """What is to be drawn, in seconds from the picture's zero, collected by look, so that each look is one artist."""
 
-    boxes: dict[style.Style, list[tuple[float, float, float, float]]] = field(default_factory=dict)
+    boxes: dict[style.Style, list[np.ndarray]] = field(default_factory=dict)                     # each (n, 4): x0, x1, y0, y1
     labels: list[tuple[float, float, float, str, style.Style]] = field(default_factory=list)     # x0, x1, y, unit, look
     ticks: list[tuple[float, float, float, float]] = field(default_factory=list)                 # x, y0, y1, the bar's length
 
     def box(self, spans: list[Stretch], low: float, high: float, look: style.Style) -> None:
         if spans:
-            self.boxes.setdefault(look, []).extend((start, end, low, high) for start, end in spans)
+            corners = np.empty((len(spans), 4))
+            corners[:, :2], corners[:, 2], corners[:, 3] = spans, low, high
+            self.boxes.setdefault(look, []).append(corners)
 
 
+@uncollected()
 def step_timeline(ledger: Ledger, *, ranks: list[int] | None = None) -> Picture:
     """One step on every rank: when it computed, when it communicated, and how much of that was exposed.
 
@@ -70,11 +69,6 @@ def step_timeline(ledger: Ledger, *, ranks: list[int] | None = None) -> Picture:
         FsdpRefError: the ledger holds no events.
         ConfigError: a rank is not in the ledger.
     """
-    with uncollected():
-        return _step_timeline(ledger, ranks)
-
-
-def _step_timeline(ledger: Ledger, ranks: list[int] | None) -> Picture:
     found = drawable(ledger)
     arrivals, events = last_arrivals(found), lanes_of_ranks(found)
     times = rank_times(ledger, events, arrivals)
@@ -120,7 +114,7 @@ def own_stretches(own: Lanes) -> list[tuple[Event, list[Stretch]]]:
     forward of the root 0-10, forward of a layer 2-5, a wait 1-2: the root's own time is 0-1 and 5-10, the layer's 2-5.
     """
     compute = sorted(own.get(Lane.COMPUTE, ()), key=lambda e: (e.start, -e.end))
-    working = each_without([(e.start, e.end) for e in compute], stretches(own, (Lane.WAIT,)))
+    working = each_without([(e.start, e.end) for e in compute], own.stretches(Lane.WAIT))
     inside: list[list[Stretch]] = [[] for _ in compute]
     open_: list[int] = []
     for i, event in enumerate(compute):
@@ -164,8 +158,8 @@ def _draw(ranks: dict[int, Lanes], arrivals: dict, times: list[RankTimes], unit:
     style.title(figure, heading, "hatched = exposed (no compute in progress) or blocked; tick = the last rank came to that collective"
                 + more, said)
     axes = style.axes_in_inches(figure, LEFT, RIGHT, top, bottom)
-    zero = min(ends(own)[0] for own in ranks.values())
-    span = max(ends(own)[1] for own in ranks.values()) - zero
+    zero = min(own.ends[0] for own in ranks.values())
+    span = max(own.ends[1] for own in ranks.values()) - zero
     axes.set_xlim(0, unit.of(span) or 1)
     axes.set_ylim(body, 0)
     axes.set_yticks([])
@@ -176,53 +170,58 @@ def _draw(ranks: dict[int, Lanes], arrivals: dict, times: list[RankTimes], unit:
     marks, by_number = _Marks(), {row.rank: row for row in times}
     y = GAP / 2
     for rank, own in ranks.items():
-        computing = busy(own)
         for lane in lanes:
-            _collect(marks, own, lane, (y, heights[lane]), arrivals, computing)
+            _collect(marks, own, lane, (y, heights[lane]), arrivals)
             axes.text(-0.01, y + heights[lane] / 2, lane, transform=axes.get_yaxis_transform(), ha="right", va="center",
                       fontsize=style.SMALL - 0.5)
             y += heights[lane]
         _rank_margin(axes, by_number[rank], y - group, group, unit)
         y += GAP
     _paint(axes, marks, names, zero, unit)
-    spans = phase_spans(list(chain.from_iterable(next(iter(ranks.values())).values())))
-    _phases(axes, [(name, unit.of(start - zero), unit.of(end - zero)) for name, start, end in spans])
+    first = chain.from_iterable(next(iter(ranks.values())).values())
+    spans = [(name, unit.of(start - zero), unit.of(end - zero)) for name, start, end in phase_spans(list(first))]
+    draw_lines(axes, spans)
+    draw_names(axes, spans)
     _keys(figure, marks, lanes, names)
     return figure
 
 
-def _collect(marks: _Marks, own: Lanes, lane: Lane, place: tuple[float, float], arrivals: dict[tuple, float],
-             computing: list[Stretch]) -> None:
-    """The boxes, labels and ticks of one lane of one rank, in `place` (y, height); `computing` says when the rank was busy."""
+def _collect(marks: _Marks, own: Lanes, lane: Lane, place: tuple[float, float], arrivals: dict[tuple, float]) -> None:
+    """The boxes, labels and ticks of one lane of one rank, in `place` (y, height)."""
     low, high = place[0] + 0.015, sum(place) - 0.015
     if lane == Lane.COMPUTE:
+        looks: dict[style.Style, list[Stretch]] = {style.FORWARD: [], style.BACKWARD: []}
         for event, spans in own_stretches(own):
             look = style.BACKWARD if phase_of(event) == "backward" else style.FORWARD
-            marks.box(spans, low, high, look)
+            looks[look] += spans
             if spans:
-                marks.labels.append((*max(spans, key=lambda s: s[1] - s[0]), (low + high) / 2, event.unit, look))
+                longest = spans[0] if len(spans) == 1 else max(spans, key=lambda s: s[1] - s[0])
+                marks.labels.append((*longest, (low + high) / 2, event.unit, look))
+        for look, spans in looks.items():
+            marks.box(spans, low, high, look)
         marks.box([(event.start, event.end) for event in own.get(Lane.WAIT, ())], low, high, style.LANES[Lane.WAIT])
         return
     events, look = own.get(lane, []), style.LANES[lane]
     hatched, placed = style.Style(look.fill, look.letter, style.LOST), tracks(events)
     each, whole = (high - low) / (max(placed, default=0) + 1), [(event.start, event.end) for event in events]
-    bare = each_without(whole, computing) if lane in COMMUNICATION else [[]] * len(whole)
-    for event, track, bar, exposed in zip(events, placed, whole, bare, strict=True):
-        y0, y1 = low + track * each, low + (track + 1) * each
-        marks.box([bar], y0, y1, look)
-        marks.box(exposed, y0, y1, hatched)
-        if each > 0.12:
-            marks.labels.append((*bar, (y0 + y1) / 2, event.unit, hatched if exposed else look))
-        came, last = before_the_last(event, arrivals)
-        if came < last < event.end:
-            marks.ticks.append((last, y0, y1, event.end - came))
+    bare = each_without(whole, own.busy) if lane in COMMUNICATION else [[]] * len(whole)
+    for track in range(max(placed, default=-1) + 1):
+        here = [i for i, of in enumerate(placed) if of == track]
+        marks.box([whole[i] for i in here], low + track * each, low + (track + 1) * each, look)
+        marks.box([part for i in here for part in bare[i]], low + track * each, low + (track + 1) * each, hatched)
+    if each > 0.12:
+        marks.labels += [(*bar, low + (track + 0.5) * each, event.unit, hatched if exposed else look)
+                         for event, track, bar, exposed in zip(events, placed, whole, bare, strict=True)]
+    for (came, last), track, (start, end) in zip(own.before_the_last(lane, arrivals), placed, whole, strict=True):
+        if came < last < end:
+            marks.ticks.append((last, low + track * each, low + (track + 1) * each, end - start))
 
 
 def _paint(axes: Axes, marks: _Marks, names: dict[str, str], zero: float, unit: Unit) -> None:
     """All boxes, one artist a look; then labels where they fit, and ticks."""
     left, right = axes.get_xlim()
     inches = (style.WIDTH - LEFT - RIGHT) / (right - left)
-    boxes = {look: np.array(corners) for look, corners in marks.boxes.items()}
+    boxes = {look: np.concatenate(corners) for look, corners in marks.boxes.items()}
     for found in boxes.values():
         found[:, :2] = (found[:, :2] - zero) / unit.size
     pixel = 1 / style.DPI / inches
@@ -258,17 +257,6 @@ def _rank_margin(axes: Axes, row: RankTimes, y: float, height: float, unit: Unit
     result = f"overlap {_overlap(row)}\nexposed\n{unit.text(row.exposed)}" if row.communication else "no communication"
     axes.text(1.012, y + height / 2, result, transform=across, va="center", fontsize=style.SMALL, linespacing=1.3)
     axes.axhline(y + height + GAP / 2, color="#BBBBBB", linewidth=0.6, zorder=0)
-
-
-def _phases(axes: Axes, spans: list[tuple[str, float, float]]) -> None:
-    """The phases of the first rank drawn, above the lanes."""
-    left, right = axes.get_xlim()
-    inches = (style.WIDTH - LEFT - RIGHT) / (right - left)
-    for phase, start, end in spans:
-        axes.axvline(start, color="#777777", linewidth=0.6, linestyle=(0, (1, 2)), zorder=0)
-        text = fitting(phase, (end - start) * inches, style.SMALL)
-        axes.text((start + end) / 2, 1.0, text, transform=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=style.SMALL,
-                  color="#333333")
 
 
 def _keys(figure: Figure, marks: _Marks, lanes: list[Lane], names: dict[str, str]) -> None:

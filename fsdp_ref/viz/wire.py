@@ -62,8 +62,9 @@ def _sent(name: str, ledger: Ledger) -> dict[str, float]:
     for event in ledger.events:
         if event.wire_bytes and (not units or event.unit in units):
             part = event.lane if event.lane != Lane.ALL_GATHER else _PHASES.get(event.phase, "all-gather after the step")
-            parts[str(part)] += event.wire_bytes / len(ledger.ranks)
-    return dict(parts)
+            parts[str(part)] += event.wire_bytes
+    ranks = len(ledger.ranks)
+    return {part: nbytes / ranks for part, nbytes in parts.items()}
 
 
 def _model_bytes(ledger: Ledger) -> int:

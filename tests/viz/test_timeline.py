@@ -7,7 +7,7 @@ from matplotlib.colors import to_hex
 from fsdp_ref.errors import FsdpRefError
 from fsdp_ref.ledger import Event, Lane, Ledger
 from fsdp_ref.viz import rank_times, step_timeline, style
-from fsdp_ref.viz.overlap import last_arrivals
+from fsdp_ref.viz.overlap import Lanes, last_arrivals
 from fsdp_ref.viz.phases import phase_spans, unit_labels
 from fsdp_ref.viz.timeline import own_stretches, tracks
 
@@ -59,7 +59,7 @@ def test_who_met_whom_is_not_guessed():
 
 def test_own_time_is_the_span_less_what_is_inside_and_less_waits():
     root, layer, inner = (_event(Lane.COMPUTE, *span, unit=unit) for span, unit in (((0, 10), "(root)"), ((2, 5), "l"), ((3, 4), "l.x")))
-    lanes = {Lane.COMPUTE: [inner, root, layer], Lane.WAIT: [_event(Lane.WAIT, 1, 2)]}
+    lanes = Lanes({Lane.COMPUTE: [inner, root, layer], Lane.WAIT: [_event(Lane.WAIT, 1, 2)]})
     own = {event.unit: stretches for event, stretches in own_stretches(lanes)}
     assert own == {"(root)": [(0, 1), (5, 10)], "l": [(2, 3), (4, 5)], "l.x": [(3, 4)]}
 
