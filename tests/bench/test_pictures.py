@@ -5,7 +5,6 @@ import statistics
 
 import pytest
 
-from fsdp_ref import cli
 from fsdp_ref.bench import pictures, processes
 from fsdp_ref.errors import ConfigError
 
@@ -14,7 +13,7 @@ from fsdp_ref.errors import ConfigError
 def tiny(tmp_path_factory):
     """What one run wrote, and what is printed of it."""
     path = tmp_path_factory.mktemp("bench") / "figures.json"
-    assert cli.main(["bench", "pictures", "--events", "500", "--rounds", "2", "--stretch", "0.2", "--json", str(path)]) == 0
+    assert pictures.main(["--events", "500", "--rounds", "2", "--stretch", "0.2", "--json", str(path)]) == 0
     result = json.loads(path.read_text())
     return result, pictures.text(result)
 
