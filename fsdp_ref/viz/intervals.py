@@ -1,79 +1,65 @@
-"""Arithmetic on stretches of time: a list of disjoint (start, end) pairs in order. Zero-length stretches are dropped.
+"""Arithmetic on stretches of time: arrays (n, 2) of starts and ends. A union is in order and disjoint; nothing has length zero.
 
     union      [(0, 2), (1, 3), (3, 4)]       ->  [(0, 4)]          touching stretches join
     common     [(0, 4)] with [(1, 2), (3, 9)] ->  [(1, 2), (3, 4)]
-    without    [(0, 4)] less [(1, 2), (3, 9)] ->  [(0, 1), (2, 3)]; each_without keeps apart what is left of each
+    without    [(0, 4)] less [(1, 2), (3, 9)] ->  [(0, 1), (2, 3)]
+    cut        common, for stretches that may overlap, and whose piece is whose: pieces of both (0, 4) and (1, 9), say
 
-This module knows nothing of ledgers. It must never be given an unordered list where it asks for a union.
+This module knows nothing of ledgers. It must never be given an unordered array where it asks for a union.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
-
 import numpy as np
+from numpy.typing import ArrayLike
 
 Stretch = tuple[float, float]
+Stretches = np.ndarray
 
 
-def union(stretches: Iterable[Stretch]) -> list[Stretch]:
+def union(stretches: ArrayLike) -> Stretches:
     """The time that at least one of `stretches` (any order, overlapping or not) covers."""
-    spans = np.array(list(stretches)).reshape(-1, 2)
+    spans = _pairs(stretches)
     spans = spans[spans[:, 1] > spans[:, 0]]
+    if not len(spans):
+        return spans
     starts, ends = spans[spans[:, 0].argsort()].T
-    reached = np.maximum.accumulate(ends)                                       # by all up to and with this one
-    first = np.flatnonzero(np.concatenate(([True], starts[1:] > reached[:-1]))) if len(spans) else np.empty(0, int)
-    last = np.append(first[1:] - 1, len(spans) - 1)[:len(first)]
-    return list(zip(starts[first].tolist(), reached[last].tolist(), strict=True))
+    reached = np.maximum.accumulate(ends)                               # by a stretch and all before it
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] > reached[:-1])))
+    return np.column_stack((starts[first], reached[np.append(first[1:] - 1, len(spans) - 1)]))
 
 
-def common(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
+def cut(a: ArrayLike, b: Stretches) -> tuple[np.ndarray, Stretches]:
+    """The pieces (m, 2) that each of `a` (they may overlap) has in common with the union `b`, and of which of `a` each is: (m,)."""
+    a = _pairs(a)
+    first, behind = np.searchsorted(b[:, 1], a[:, 0], side="right"), np.searchsorted(b[:, 0], a[:, 1], side="left")
+    count = np.maximum(behind - first, 0)                               # of stretches of b that each touches
+    owner = np.repeat(np.arange(len(a)), count)
+    which = first[owner] + np.arange(len(owner)) - np.repeat(count.cumsum() - count, count)
+    pieces = np.column_stack((np.maximum(a[owner, 0], b[which, 0]), np.minimum(a[owner, 1], b[which, 1])))
+    real = pieces[:, 1] > pieces[:, 0]
+    return owner[real], pieces[real]
+
+
+def gaps(b: Stretches) -> Stretches:
+    """The time that the union `b` does not cover, from minus to plus infinity."""
+    return np.column_stack((np.append(-np.inf, b[:, 1]), np.append(b[:, 0], np.inf)))
+
+
+def common(a: Stretches, b: Stretches) -> Stretches:
     """The time that both unions cover."""
-    shared: list[Stretch] = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        (a0, a1), (b0, b1) = a[i], b[j]
-        start, end = a0 if a0 > b0 else b0, a1 if a1 < b1 else b1
-        if end > start:
-            shared.append((start, end))
-        if a1 < b1:
-            i += 1
-        else:
-            j += 1
-    return shared
+    return cut(a, b)[1]
 
 
-def without(a: list[Stretch], b: list[Stretch]) -> list[Stretch]:
+def without(a: Stretches, b: Stretches) -> Stretches:
     """The time that the union `a` covers and the union `b` does not."""
-    return list(chain.from_iterable(each_without(a, b)))
+    return cut(a, gaps(b))[1]
 
 
-def each_without(a: list[Stretch], b: list[Stretch]) -> list[list[Stretch]]:
-    """For each of `a` (in order of their starts; they may overlap) the time that it covers and the union `b` does not."""
-    found: list[list[Stretch]] = []
-    j, many = 0, len(b)
-    for start, end in a:
-        while j < many and b[j][1] <= start:
-            j += 1
-        left, k = [], j
-        while k < many and (begin := b[k][0]) < end:
-            if begin > start:
-                left.append((start, begin))
-            if (stop := b[k][1]) > start:
-                start = stop
-            k += 1
-        if end > start:
-            left.append((start, end))
-        found.append(left)
-    return found
-
-
-def length(a: list[Stretch]) -> float:
+def length(a: Stretches) -> float:
     """Seconds that a union covers."""
-    return sum(end - start for start, end in a)
+    return float((a[:, 1] - a[:, 0]).sum())
 
 
-def clip(a: list[Stretch], start: float, end: float) -> list[Stretch]:
-    """The part of a union between `start` and `end`."""
-    return common(a, [(start, end)]) if end > start else []
+def _pairs(stretches: ArrayLike) -> Stretches:
+    return np.asarray(stretches, float).reshape(-1, 2)

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from operator import attrgetter
+
+import numpy as np
 
 from ..errors import FsdpRefError
 from ..ledger import Event, Lane, Ledger
 from ..rows import meeting
-from .intervals import Stretch, common, length, union, without
+from .intervals import Stretch, Stretches, common, length, union, without
 from .units import percent
 
 COMMUNICATION = (Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, Lane.OTHER)
@@ -27,24 +28,30 @@ MARK = "mark"
 class Lanes(dict[Lane, list[Event]]):
     """One rank's events by lane, in order of their starts; lanes without events are left out."""
 
-    def stretches(self, *lanes: Lane) -> list[Stretch]:
+    def spans(self, lane: Lane) -> np.ndarray:
+        """From when to when each event of a lane took: (n, 2)."""
+        events = self.get(lane, ())
+        return np.column_stack(([event.start for event in events], [event.end for event in events]))
+
+    def stretches(self, *lanes: Lane) -> Stretches:
         """The time that at least one event of `lanes` covers."""
-        return union([(event.start, event.end) for lane in lanes for event in self.get(lane, ())])
+        return union(np.concatenate([self.spans(lane) for lane in lanes]))
 
     @cached_property
-    def busy(self) -> list[Stretch]:
+    def busy(self) -> Stretches:
         """When the rank computed: compute and optimizer, less the time it was blocked."""
         return without(self.stretches(*BUSY), self.stretches(Lane.WAIT))
 
-    def before_the_last(self, lane: Lane, arrivals: dict[tuple, float]) -> list[Stretch]:
-        """For each collective of a lane the part before its last rank came, of length 0 where there is none or this is not known."""
+    def before_the_last(self, lane: Lane, arrivals: dict[tuple, float]) -> np.ndarray:
+        """For each event of a lane the part before its last rank came, (n, 2); of length 0 where there is none or this is not known."""
         if lane not in self._early:
             last = [arrivals.get(meeting(event), event.start) if event.sequence >= 0 else event.start for event in self.get(lane, ())]
-            self._early[lane] = [(event.start, min(event.end, moment)) for event, moment in zip(self.get(lane, ()), last, strict=True)]
+            self._early[lane] = self.spans(lane)
+            self._early[lane][:, 1] = np.minimum(self._early[lane][:, 1], last)
         return self._early[lane]
 
     @cached_property
-    def _early(self) -> dict[Lane, list[Stretch]]:
+    def _early(self) -> dict[Lane, np.ndarray]:
         return {}
 
     @cached_property
@@ -131,7 +138,7 @@ def rank_times(ledger: Ledger, ranks: dict[int, Lanes] | None = None, arrivals: 
     rows = []
     for rank, own in ranks.items():
         computing, talking = own.busy, own.stretches(*COMMUNICATION)
-        early = union(chain.from_iterable(own.before_the_last(lane, arrivals) for lane in COMMUNICATION))
+        early = union(np.concatenate([own.before_the_last(lane, arrivals) for lane in COMMUNICATION]))
         start, end = own.ends
         rows.append(RankTimes(rank, end - start, length(computing), length(talking), length(common(talking, computing)),
                               length(without(talking, computing)), length(early)))

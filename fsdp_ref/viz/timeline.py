@@ -19,7 +19,7 @@ from ..errors import ConfigError
 from ..garbage import uncollected
 from ..ledger import Event, Lane, Ledger
 from . import style, thinned
-from .intervals import Stretch, each_without, without
+from .intervals import Stretches, cut, gaps
 from .notes import in_words, notes
 from .overlap import (
     COMMUNICATION,
@@ -44,12 +44,13 @@ ORDER = (Lane.COMPUTE, Lane.ALL_GATHER, Lane.REDUCE_SCATTER, Lane.ALL_REDUCE, La
 class _Marks:
     """What is to be drawn, in seconds from the picture's zero, collected by look, so that each look is one artist."""
 
+    least: float                                                                                 # seconds that have room for a label
     boxes: dict[style.Style, list[np.ndarray]] = field(default_factory=dict)                     # each (n, 4): x0, x1, y0, y1
     labels: list[tuple[float, float, float, str, style.Style]] = field(default_factory=list)     # x0, x1, y, unit, look
     ticks: list[tuple[float, float, float, float]] = field(default_factory=list)                 # x, y0, y1, the bar's length
 
-    def box(self, spans: list[Stretch], low: float, high: float, look: style.Style) -> None:
-        if spans:
+    def box(self, spans: np.ndarray, low: float, high: float, look: style.Style) -> None:
+        if len(spans):
             corners = np.empty((len(spans), 4))
             corners[:, :2], corners[:, 2], corners[:, 3] = spans, low, high
             self.boxes.setdefault(look, []).append(corners)
@@ -108,22 +109,36 @@ def _overlap(row: RankTimes) -> str:
 # -- where things go ----------------------------------------------------------------------------------------------------------
 
 
-def own_stretches(own: Lanes) -> list[tuple[Event, list[Stretch]]]:
-    """One rank's compute events, each with the time that is its own: its span less the compute events inside it and less waits.
+def own_stretches(own: Lanes) -> tuple[list[Event], np.ndarray, Stretches]:
+    """One rank's compute events, and the time that is each one's own: its span less the compute events inside it and less waits.
 
     forward of the root 0-10, forward of a layer 2-5, a wait 1-2: the root's own time is 0-1 and 5-10, the layer's 2-5.
+
+    Returns:
+        the events, and the stretches (m, 2) with the number of the event that each belongs to, (m,).
     """
     compute = sorted(own.get(Lane.COMPUTE, ()), key=lambda e: (e.start, -e.end))
-    working = each_without([(e.start, e.end) for e in compute], own.stretches(Lane.WAIT))
-    inside: list[list[Stretch]] = [[] for _ in compute]
+    rows: list[tuple[int, float, float]] = []       # the innermost event that is open, from when to when
     open_: list[int] = []
-    for i, event in enumerate(compute):
-        while open_ and compute[open_[-1]].end <= event.start:
-            open_.pop()
+    since = 0.0
+
+    def pass_time(until: float) -> None:
+        nonlocal since
+        while open_ and compute[open_[-1]].end <= until:
+            last = open_.pop()
+            rows.append((last, since, compute[last].end))
+            since = max(since, compute[last].end)
         if open_:
-            inside[open_[-1]].append((event.start, min(event.end, compute[open_[-1]].end)))
+            rows.append((open_[-1], since, until))
+        since = until
+
+    for i, event in enumerate(compute):
+        pass_time(event.start)
         open_.append(i)
-    return [(event, without(left, inner) if inner else left) for event, left, inner in zip(compute, working, inside, strict=True)]
+    pass_time(float("inf"))
+    owner = np.array([i for i, _, _ in rows], int)
+    which, pieces = cut([(start, end) for _, start, end in rows], gaps(own.stretches(Lane.WAIT)))
+    return compute, owner[which], pieces
 
 
 def tracks(events: list[Event]) -> list[int]:
@@ -167,7 +182,8 @@ def _draw(ranks: dict[int, Lanes], arrivals: dict, times: list[RankTimes], unit:
     axes.set_xlabel(f"time since the first event of the step ({unit.name})", labelpad=2)
     names = unit_labels(list(dict.fromkeys(event.unit for own in ranks.values() for lane in (Lane.COMPUTE, *COMMUNICATION)
                                            for event in own.get(lane, ()) if event.unit)))
-    marks, by_number = _Marks(), {row.rank: row for row in times}
+    inches = style.WIDTH - LEFT - RIGHT
+    marks, by_number = _Marks(least=0.08 / inches * (span or unit.size)), {row.rank: row for row in times}
     y = GAP / 2
     for rank, own in ranks.items():
         for lane in lanes:
@@ -190,31 +206,29 @@ def _collect(marks: _Marks, own: Lanes, lane: Lane, place: tuple[float, float], 
     """The boxes, labels and ticks of one lane of one rank, in `place` (y, height)."""
     low, high = place[0] + 0.015, sum(place) - 0.015
     if lane == Lane.COMPUTE:
-        looks: dict[style.Style, list[Stretch]] = {style.FORWARD: [], style.BACKWARD: []}
-        for event, spans in own_stretches(own):
-            look = style.BACKWARD if phase_of(event) == "backward" else style.FORWARD
-            looks[look] += spans
-            if spans:
-                longest = spans[0] if len(spans) == 1 else max(spans, key=lambda s: s[1] - s[0])
-                marks.labels.append((*longest, (low + high) / 2, event.unit, look))
-        for look, spans in looks.items():
-            marks.box(spans, low, high, look)
-        marks.box([(event.start, event.end) for event in own.get(Lane.WAIT, ())], low, high, style.LANES[Lane.WAIT])
+        compute, owner, pieces = own_stretches(own)
+        backward = np.array([phase_of(event) == "backward" for event in compute], bool)
+        marks.box(pieces[~backward[owner]], low, high, style.FORWARD)
+        marks.box(pieces[backward[owner]], low, high, style.BACKWARD)
+        longest = {owner[i]: i for i in np.argsort(pieces[:, 1] - pieces[:, 0], kind="stable")}
+        for i in (i for i in longest.values() if pieces[i, 1] - pieces[i, 0] > marks.least):
+            look = style.BACKWARD if backward[owner[i]] else style.FORWARD
+            marks.labels.append((*pieces[i], (low + high) / 2, compute[owner[i]].unit, look))
+        marks.box(own.spans(Lane.WAIT), low, high, style.LANES[Lane.WAIT])
         return
     events, look = own.get(lane, []), style.LANES[lane]
-    hatched, placed = style.Style(look.fill, look.letter, style.LOST), tracks(events)
-    each, whole = (high - low) / (max(placed, default=0) + 1), [(event.start, event.end) for event in events]
-    bare = each_without(whole, own.busy) if lane in COMMUNICATION else [[]] * len(whole)
-    for track in range(max(placed, default=-1) + 1):
-        here = [i for i, of in enumerate(placed) if of == track]
-        marks.box([whole[i] for i in here], low + track * each, low + (track + 1) * each, look)
-        marks.box([part for i in here for part in bare[i]], low + track * each, low + (track + 1) * each, hatched)
-    if each > 0.12:
-        marks.labels += [(*bar, low + (track + 0.5) * each, event.unit, hatched if exposed else look)
-                         for event, track, bar, exposed in zip(events, placed, whole, bare, strict=True)]
-    for (came, last), track, (start, end) in zip(own.before_the_last(lane, arrivals), placed, whole, strict=True):
-        if came < last < end:
-            marks.ticks.append((last, low + track * each, low + (track + 1) * each, end - start))
+    hatched, placed, whole = style.Style(look.fill, look.letter, style.LOST), np.array(tracks(events), int), own.spans(lane)
+    each = (high - low) / (placed.max(initial=0) + 1)
+    owner, bare = cut(whole, gaps(own.busy) if lane in COMMUNICATION else np.empty((0, 2)))       # what is exposed of which event
+    for track in range(placed.max(initial=-1) + 1):
+        marks.box(whole[placed == track], low + track * each, low + (track + 1) * each, look)
+        marks.box(bare[placed[owner] == track], low + track * each, low + (track + 1) * each, hatched)
+    exposed, lasted = set(owner.tolist()), whole[:, 1] - whole[:, 0]
+    for i in np.flatnonzero(lasted > marks.least) if each > 0.12 else ():
+        marks.labels.append((*whole[i], low + (placed[i] + 0.5) * each, events[i].unit, hatched if i in exposed else look))
+    early = own.before_the_last(lane, arrivals)
+    for i in np.flatnonzero((early[:, 0] < early[:, 1]) & (early[:, 1] < whole[:, 1])):
+        marks.ticks.append((early[i, 1], low + placed[i] * each, low + (placed[i] + 1) * each, lasted[i]))
 
 
 def _paint(axes: Axes, marks: _Marks, names: dict[str, str], zero: float, unit: Unit) -> None:
@@ -233,8 +247,7 @@ def _paint(axes: Axes, marks: _Marks, names: dict[str, str], zero: float, unit: 
             thin = thinned.mostly(found, below, pixel) if look.hatch else thinned.joined(thin, pixel / 2)
         style.boxes(axes, found[wide], look, edge=0.5, order=order)
         style.boxes(axes, thin, look, edge=0, order=order)
-    enough = 0.08 / inches * unit.size
-    for x0, x1, y, name, look in (mark for mark in marks.labels if mark[1] - mark[0] > enough):
+    for x0, x1, y, name, look in marks.labels:
         short = names.get(name, "")
         words = [name, short] if short else []
         if look in (style.FORWARD, style.BACKWARD):

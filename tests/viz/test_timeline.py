@@ -60,7 +60,8 @@ def test_who_met_whom_is_not_guessed():
 def test_own_time_is_the_span_less_what_is_inside_and_less_waits():
     root, layer, inner = (_event(Lane.COMPUTE, *span, unit=unit) for span, unit in (((0, 10), "(root)"), ((2, 5), "l"), ((3, 4), "l.x")))
     lanes = Lanes({Lane.COMPUTE: [inner, root, layer], Lane.WAIT: [_event(Lane.WAIT, 1, 2)]})
-    own = {event.unit: stretches for event, stretches in own_stretches(lanes)}
+    events, owner, pieces = own_stretches(lanes)
+    own = {event.unit: [tuple(piece) for piece in pieces[owner == i]] for i, event in enumerate(events)}
     assert own == {"(root)": [(0, 1), (5, 10)], "l": [(2, 3), (4, 5)], "l.x": [(3, 4)]}
 
 
