@@ -87,7 +87,7 @@ def _hidden(rounds: Sequence[Sequence[Mapping[str, Any]]], target: float | None)
     """
     steps = [max(rank["seconds"] for rank in ranks) for ranks in rounds]
     busy = [statistics.mean(length(union(rank["busy"])) for rank in ranks) for ranks in rounds]
-    waiting = [statistics.mean(length(union(row[:2] for row in rank["waiting"])) for rank in ranks) for ranks in rounds]
+    waiting = [statistics.mean(length(union([row[:2] for row in rank["waiting"]])) for rank in ranks) for ranks in rounds]
     hidden = [100 * max(0.0, 1 - exposed / total) for exposed, total in zip(waiting, busy, strict=True)]
     gathers = [seconds for ranks in rounds for rank in ranks for seconds in rank["gathers"]]
     medians = {"step": steps, "communication": busy, "exposed": waiting, "hidden_percent": hidden}
