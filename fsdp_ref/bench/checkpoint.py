@@ -104,7 +104,7 @@ def _table(part: str, result: dict[str, Any]) -> Iterator[str]:
         yield f"{names[name]:<{WIDTH}}{row['median'] * 1e3:>11.1f}{gib / row['median']:>8.2f}"
     yield f"{'Ratio of the times of one round':<{WIDTH}}{'median':>11}{'min':>8}{'max':>8}   target"
     for row in result[part]["ratios"]:
-        verdict = "" if row["limit"] is None else f"<= {row['limit']:.2f} {'met' if row['median'] <= row['limit'] else 'missed'}"
+        verdict = table.at_most(row["median"], row["limit"])
         yield f"{row['of'] + ' / ' + row['to']:<{WIDTH}}{row['median']:>11.3f}{row['min']:>8.3f}{row['max']:>8.3f}   {verdict}".rstrip()
 
 

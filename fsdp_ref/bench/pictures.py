@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..ledger import Ledger
 from ..train_options import Parser
 from ..world import World
-from . import engine, processes, table
+from . import engine, processes, speed, table
 from .contenders import Shape, step_of
 
 SMALL = Shape(dim=64, layers=4, batch=1, context=32)           # of the recording: its steps are many, and need not be long
@@ -105,9 +105,6 @@ def watching(here: World, stretch: float, rounds: int, folder: str) -> dict[str,
     """Seconds a step in stretches of about `stretch` seconds, `rounds` of them with a `live.Reporter` and as many without, in turns."""
     step, reporter = step_of("zero3", WATCHED, here.device), live.Reporter(folder)
 
-    def alone() -> None:
-        step()
-
     def watched() -> None:
         with reporter.step():
             step()
@@ -120,13 +117,14 @@ def watching(here: World, stretch: float, rounds: int, folder: str) -> dict[str,
         return (time.perf_counter() - begin) / steps
 
     seconds_a_step(watched, WARM_UP)
-    steps = max(collectives.gather_json(max(1, round(stretch / seconds_a_step(alone, WARM_UP)))))
+    steps = max(collectives.gather_json(max(1, round(stretch / seconds_a_step(step, WARM_UP)))))
     seconds_a_step(watched, steps)                                                      # pays back what the first report cost
-    turns: dict[str, list[float]] = {"alone": [], "watched": []}
+    acts = {"alone": step, "watched": watched}
+    turns: dict[str, list[float]] = {name: [] for name in acts}
     for turn in range(rounds):
-        for act in (alone, watched)[::-1 if turn % 2 else 1]:
-            turns[act.__name__].append(max(collectives.gather_json(seconds_a_step(act, steps))))
-    return {"steps": steps, **turns}
+        for name in speed.order(tuple(acts), turn):
+            turns[name].append(seconds_a_step(acts[name], steps))
+    return {"steps": steps, **speed.slowest(collectives.gather_json(turns))}
 
 
 def text(result: dict[str, Any]) -> str:
@@ -149,9 +147,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(name: str, row: dict[str, Any], digits: int) -> str:
-    limit, median = row["limit"], row["median"]
-    verdict = "" if limit is None else f"<= {limit:.2f} {'met' if median <= limit else 'missed'}"
-    return f"{name:<{WIDTH}}{median:>9.{digits}f}{row['min']:>8.{digits}f}{row['max']:>8.{digits}f}   {verdict}".rstrip()
+    return (f"{name:<{WIDTH}}{row['median']:>9.{digits}f}{row['min']:>8.{digits}f}{row['max']:>8.{digits}f}"
+            f"   {table.at_most(row['median'], row['limit'])}".rstrip())
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ def _speed(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
         yield f"{'':<{WIDTH}}{'median':>8}{'min':>8}{'max':>8}   target"
     for row in figures["ratios"]:
         yield (f"{NAMES[row['of']] + ' / ' + NAMES[row['to']]:<{WIDTH}}{row['median']:>8.3f}{row['min']:>8.3f}{row['max']:>8.3f}"
-               f"   {_at_most(row['median'], row['target'])}".rstrip())
+               f"   {at_most(row['median'], row['target'])}".rstrip())
 
 
 def _memory(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _memory(figures: dict[str, Any], result: dict[str, Any]) -> Iterator[str]:
     yield f"{'':<{WIDTH}}{'MiB':>11}{'/ torch fully_shard':>21}   target"
     for key, row in figures["contenders"].items():
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.3f}"
-        target = "" if row["ratio"] is None else _at_most(row["ratio"], row["target"])
+        target = "" if row["ratio"] is None else at_most(row["ratio"], row["target"])
         yield f"{NAMES[key]:<{WIDTH}}{row['peak'] / 2**20:>11.1f}{ratio:>21}   {target}".rstrip()
 
 
@@ -97,7 +97,8 @@ def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def _at_most(value: float, target: float | None) -> str:
+def at_most(value: float, target: float | None) -> str:
+    """ "<= 0.85 met", "<= 0.85 missed", or "" where there is no target."""
     return "" if target is None else f"<= {target:.2f} {'met' if value <= target else 'missed'}"
 
 
